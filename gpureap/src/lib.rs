@@ -1,1 +1,5 @@
+//! gpureap: who holds the GPU, and how to get it back.
 
+pub mod error;
+pub mod exit_code;
+pub mod model;
