@@ -12,6 +12,7 @@ mod count;
 mod emit;
 mod fentry;
 mod file;
+mod fix;
 mod gate;
 mod globals;
 mod kprobe;

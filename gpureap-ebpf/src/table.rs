@@ -6,7 +6,7 @@ use core::ffi::c_void;
 use aya_ebpf::helpers::generated::bpf_loop;
 use gpureap_common::{
     abi::MAX_SLOTS,
-    counter,
+    counter, fix,
     record::{File, Holder, HolderKey, Table, file_flag, table_flag},
 };
 
@@ -128,24 +128,33 @@ extern "C" fn visit(index: u32, walk: *mut Walk) -> i64 {
 /// them unchanged around its own look knows that nothing happened.
 #[inline(always)]
 fn account(table: u64, entry: *mut File, delta: i32, now: u64, me: &Me) {
+    // SAFETY: a live map value.
+    let slot = unsafe {
+        add_u64(&raw mut (*entry).seq, 1);
+        add_i32(&raw mut (*entry).fds, delta);
+        (*entry).slot
+    };
+    let Some(owner) = owner(table, me, now) else { return };
+    change(table, owner, slot, delta, now);
+}
+
+/// The record of `table`, made for the running task if there is none.
+#[inline(always)]
+fn owner(table: u64, me: &Me, now: u64) -> Option<*mut Table> {
+    if let Some(owner) = TABLES.get_ptr_mut(table) {
+        return Some(owner);
+    }
+    let private = if me.is_private(table) { table_flag::PRIVATE } else { 0 };
+    if create(table, me, now, private) { TABLES.get_ptr_mut(table) } else { None }
+}
+
+#[inline(always)]
+fn change(table: u64, owner: *mut Table, slot: u32, delta: i32, now: u64) {
+    let slot = slot & (MAX_SLOTS - 1);
     // SAFETY: live map values throughout; counts are added atomically, and entries are removed only when no thread can
     // add to them any more (`DYING`).
     unsafe {
-        add_u64(&raw mut (*entry).seq, 1);
-        add_i32(&raw mut (*entry).fds, delta);
-        let slot = (*entry).slot & (MAX_SLOTS - 1);
-
-        let mut owner = TABLES.get_ptr_mut(table);
-        if owner.is_none() {
-            let private = if me.is_private(table) { table_flag::PRIVATE } else { 0 };
-            if !create(table, me, now, private) {
-                return;
-            }
-            owner = TABLES.get_ptr_mut(table);
-        }
-        let Some(owner) = owner else { return };
         add_u64(&raw mut (*owner).seq, 1);
-
         let key = HolderKey { table, slot, _pad: 0 };
         let mut holder = HOLDERS.get_ptr_mut(key);
         if holder.is_none() {
@@ -164,13 +173,33 @@ fn account(table: u64, entry: *mut File, delta: i32, now: u64, me: &Me) {
             count::up(counter::HOLDERS_FULL);
         }
         add_i32(&raw mut (*owner).total, delta);
-        if delta < 0
-            && (*owner).flags & table_flag::DYING != 0
-            && (&raw const (*owner).total).read_volatile() <= 0
-        {
+        if delta < 0 && (*owner).flags & table_flag::DYING != 0 && (&raw const (*owner).total).read_volatile() <= 0 {
             forget(table);
         }
     }
+}
+
+/// A correction by user space, which has seen in a sweep whose table it is.
+#[inline(always)]
+pub(crate) fn adjust(table: u64, slot: u32, delta: i32, seen: &Me, flags: u32) -> u32 {
+    let now = emit::now_ns();
+    if !create(table, seen, now, table_flag::SNAPSHOT) {
+        return fix::FAILED;
+    }
+    let Some(owner) = TABLES.get_ptr_mut(table) else { return fix::FAILED };
+    // SAFETY: a live map value. A dead owner (tgid 0) leaves the old one.
+    unsafe {
+        if seen.tgid != 0 {
+            (*owner).tgid = seen.tgid;
+            (*owner).tid = seen.tid;
+            (*owner).start_ns = seen.start_ns;
+            (*owner).flags = (*owner).flags & !(table_flag::PRIVATE | table_flag::SHARED) | flags;
+        }
+    }
+    if delta != 0 {
+        change(table, owner, slot, delta, now);
+    }
+    fix::DONE
 }
 
 #[inline(always)]
