@@ -1,5 +1,7 @@
 //! gpureap: who holds the GPU, and how to get it back.
 
+pub mod config;
 pub mod error;
 pub mod exit_code;
+pub mod gpu;
 pub mod model;
