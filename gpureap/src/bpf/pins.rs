@@ -15,8 +15,8 @@ use crate::{error::Failure, model::Backend};
 /// `BPF_FS_MAGIC`, include/uapi/linux/magic.h.
 const BPF_FS: i64 = 0xcafe_4a11;
 
-/// A set that is being made; whoever finds one at start removes it.
-const UNFINISHED: &str = ".new";
+/// A set that is being made (bpffs allows no dots in names); whoever finds one at start removes it.
+const UNFINISHED: &str = "new";
 
 /// A set of pins in the pin directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -124,7 +124,7 @@ mod tests {
             let set = parse(&dir).unwrap();
             assert_eq!((set.abi, set.object, set.backend), (ABI_VERSION, object::object_id(), backend));
         }
-        for name in [".new", "abi1", "abiX-0000000000000000-gate", "abi1-zz-gate", "abi1-00-other", "maps"] {
+        for name in ["new", "abi1", "abiX-0000000000000000-gate", "abi1-zz-gate", "abi1-00-other", "maps"] {
             assert_eq!(parse(&Path::new("/pins").join(name)), None, "{name}");
         }
     }
