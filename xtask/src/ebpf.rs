@@ -81,8 +81,33 @@ impl Toolchain {
             // The bpf target and its assembler are unstable; rustc-web is the stable compiler.
             command.env("RUSTC_BOOTSTRAP", "1").env("RUSTC", "/usr/bin/rustc");
         }
-        command.args(["--config", "build.target-dir=\"target/ebpf\""]);
+        command.env("CARGO_TARGET_DIR", root().join("target/ebpf"));
         command
+    }
+
+    /// Clippy of the same release, if it is installed; it understands what cargo does.
+    pub(crate) fn clippy(self) -> Option<Command> {
+        let mut command = self.cargo();
+        match self {
+            Self::Debian => {
+                // Not `cargo clippy`: that would find rustup's.
+                let clippy = Path::new("/usr/bin/cargo-clippy");
+                let mut direct = Command::new(clippy);
+                direct.arg("clippy").current_dir(root()).env("CARGO", "/usr/bin/cargo");
+                for (name, value) in command.get_envs().filter(|(name, _)| *name != "CARGO") {
+                    match value {
+                        Some(value) => direct.env(name, value),
+                        None => direct.env_remove(name),
+                    };
+                }
+                clippy.exists().then_some(direct)
+            }
+            Self::Nightly => {
+                process::probe(self.program("cargo").args(["clippy", "--version"]))?;
+                command.arg("clippy");
+                Some(command)
+            }
+        }
     }
 
     fn program(self, name: &str) -> Command {
@@ -136,8 +161,8 @@ fn record_path() -> PathBuf {
     root().join("gpureap/bpf/SOURCES.sha256")
 }
 
-/// Builds the object and its record afresh; returns the compiler's and linker's versions.
-pub(crate) fn build(choice: Choice) -> Result<String> {
+/// Builds the object and its record afresh, and returns the record.
+pub(crate) fn build(choice: Choice) -> Result<Record> {
     let toolchain = Toolchain::find(choice)?;
     let linker =
         process::find_program("bpf-linker").context("bpf-linker is missing: `cargo xtask setup` installs it")?;
@@ -157,10 +182,11 @@ pub(crate) fn build(choice: Choice) -> Result<String> {
 
     let versions =
         format!("{}; {}", toolchain.version()?, process::output(Command::new(&linker).arg("--version"))?.trim());
-    let record = Record { sources: hash_sources()?, object: hash_file(&object)?, versions: versions.clone() };
-    fs::write(record_path(), record.to_string()).with_context(|| format!("cannot write {}", record_path().display()))?;
-    println!("{}: {} bytes, {versions}", object.display(), fs::metadata(&object)?.len());
-    Ok(versions)
+    let record = Record { sources: hash_sources()?, object: hash_file(&object)?, versions };
+    fs::write(record_path(), record.to_string())
+        .with_context(|| format!("cannot write {}", record_path().display()))?;
+    println!("{}: {} bytes, {}", object.display(), fs::metadata(&object)?.len(), record.versions);
+    Ok(record)
 }
 
 /// Drops DWARF; BTF and the symbols, which name the programs and maps, stay.
@@ -186,6 +212,18 @@ pub(crate) fn check() -> Result<()> {
         "gpureap/bpf/gpureap.bpf.o is not the object that SOURCES.sha256 names: run `cargo xtask ebpf` and commit gpureap/bpf"
     );
     println!("gpureap.bpf.o matches its sources ({})", record.versions);
+    Ok(())
+}
+
+/// Checks the committed object, then builds it afresh; the tests run on the fresh one either way.
+pub(crate) fn check_and_build(choice: Choice) -> Result<()> {
+    let committed = check().and_then(|()| Record::read());
+    let fresh = build(choice)?;
+    let committed = committed?;
+    ensure!(
+        committed.versions != fresh.versions || committed.object == fresh.object,
+        "the same sources and tools gave another gpureap.bpf.o than the committed one: commit gpureap/bpf as it is now"
+    );
     Ok(())
 }
 
