@@ -1,0 +1,143 @@
+//! A child process that moves one step at a time.
+use std::ffi::CString;
+
+use super::sys::{self, Fd, Pid};
+
+/// The child's side: says that a step is done, waits for the next.
+#[derive(Clone, Copy)]
+pub struct Cue {
+    from_parent: Fd,
+    to_parent: Fd,
+}
+
+impl Cue {
+    pub fn done(self) {
+        self.send(b'x');
+    }
+
+    pub fn send(self, byte: u8) {
+        sys::write_all(self.to_parent, &[byte]);
+    }
+
+    pub fn wait(self) {
+        sys::wait_byte(self.from_parent);
+    }
+
+    /// Says done and waits for the next step.
+    pub fn pause(self) {
+        self.done();
+        self.wait();
+    }
+
+    /// The arguments with which this program, executed, says done once, waits once and ends.
+    pub fn pause_arguments(self) -> Vec<CString> {
+        ["gpureap-actor", "pause", &self.from_parent.to_string(), &self.to_parent.to_string()].map(sys::cstr).into()
+    }
+
+    pub fn exec_pause(self) -> ! {
+        sys::exec_self(&self.pause_arguments())
+    }
+}
+
+/// The body of `gpureap-actor pause`.
+pub fn pause(from_parent: Fd, to_parent: Fd) -> ! {
+    Cue { from_parent, to_parent }.pause();
+    sys::exit(0)
+}
+
+/// The parent's side.
+pub struct Child {
+    pub pid: Pid,
+    cue: Cue,
+    to_child: Fd,
+    from_child: Fd,
+}
+
+/// Two pipes, before there is a child.
+pub struct Pipes {
+    cue: Cue,
+    to_child: Fd,
+    from_child: Fd,
+}
+
+impl Pipes {
+    pub fn new() -> Self {
+        let (from_parent, to_child) = sys::pipe();
+        let (from_child, to_parent) = sys::pipe();
+        Self { cue: Cue { from_parent, to_parent }, to_child, from_child }
+    }
+
+    pub fn cue(&self) -> Cue {
+        self.cue
+    }
+
+    pub fn child(self, pid: Pid) -> Child {
+        Child { pid, cue: self.cue, to_child: self.to_child, from_child: self.from_child }
+    }
+
+    fn run(&self, body: impl FnOnce(Cue)) -> ! {
+        body(self.cue);
+        sys::exit(0)
+    }
+}
+
+impl Default for Pipes {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Child {
+    /// Forks; the child runs the body and exits with 0.
+    pub fn fork(body: impl FnOnce(Cue)) -> Self {
+        let pipes = Pipes::new();
+        match sys::fork() {
+            0 => {
+                sys::close(pipes.to_child);
+                sys::close(pipes.from_child);
+                pipes.run(body)
+            }
+            pid => pipes.child(pid),
+        }
+    }
+
+    /// As [`Child::fork`], with one descriptor table for both.
+    pub fn fork_sharing_files(body: impl FnOnce(Cue)) -> Self {
+        let pipes = Pipes::new();
+        match sys::fork_sharing_files() {
+            0 => pipes.run(body),
+            pid => pipes.child(pid),
+        }
+    }
+
+    /// Waits until the child has said done.
+    pub fn done(&self) -> u8 {
+        sys::wait_byte(self.from_child)
+    }
+
+    /// Lets the child take its next step.
+    pub fn go(&self) {
+        sys::write_all(self.to_child, b"x");
+    }
+
+    /// Lets the child take its next step and waits until it has.
+    pub fn step(&self) {
+        self.go();
+        self.done();
+    }
+
+    /// Waits for the end of the child; its raw wait status.
+    pub fn reap(self) -> i32 {
+        let status = sys::reap(self.pid);
+        for fd in [self.to_child, self.from_child, self.cue.from_parent, self.cue.to_parent] {
+            sys::close(fd);
+        }
+        status
+    }
+
+    /// Lets the child take its last step and waits for its end.
+    pub fn finish(self) -> i32 {
+        self.go();
+        self.reap()
+    }
+}
