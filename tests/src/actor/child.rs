@@ -141,3 +141,25 @@ impl Child {
         self.reap()
     }
 }
+
+impl Cue {
+    /// Executes this program as a process that says done and then lives.
+    pub fn exec_live(self) -> ! {
+        sys::exec_self(&["gpureap-actor", "live", &self.to_parent.to_string()].map(sys::cstr))
+    }
+
+    /// As [`Cue::exec_live`], with a name of its own and more arguments.
+    pub fn exec_live_named(self, comm: &str, arguments: &[&str]) -> ! {
+        let own = ["gpureap-actor", "live-named", &self.to_parent.to_string(), comm];
+        sys::exec_self(&own.iter().chain(arguments).map(sys::cstr).collect::<Vec<_>>())
+    }
+}
+
+/// The body of `gpureap-actor live` and `live-named`.
+pub fn live(to_parent: Fd, comm: Option<&str>) -> ! {
+    if let Some(comm) = comm {
+        sys::set_comm(comm.as_bytes());
+    }
+    sys::write_all(to_parent, b"x");
+    sys::live()
+}

@@ -53,10 +53,8 @@ pub fn main() -> ExitCode {
     let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
     match words[..] {
         ["noop"] => {}
-        ["live", ..] => {
-            sys::write_all(sys::fd_argument(words[1]), b"x");
-            sys::live()
-        }
+        ["live", to] => child::live(sys::fd_argument(to), None),
+        ["live-named", to, comm, ..] => child::live(sys::fd_argument(to), Some(comm)),
         ["pause", from, to, ..] => child::pause(sys::fd_argument(from), sys::fd_argument(to)),
         ["ops"] => list(ops::names()),
         ["ops", name, dev] => ops::run(name, dev),
