@@ -406,3 +406,60 @@ pub fn unmap(page: Page) {
 pub fn fd_argument(text: &str) -> Fd {
     text.parse().unwrap_or_else(|_| panic!("not a descriptor number: {text}"))
 }
+
+/// The session of a process; `None` when there is no such process.
+pub fn session(pid: Pid) -> Option<Pid> {
+    // SAFETY: no memory is passed.
+    let session = unsafe { libc::getsid(pid) };
+    (session >= 0).then_some(session)
+}
+
+/// Kills a process group; that there is none is no error.
+pub fn kill_group(group: Pid) {
+    assert!(group > 1, "a group of its own");
+    // SAFETY: no memory is passed.
+    unsafe { libc::kill(-group, SIGKILL) };
+}
+
+/// Sends a signal; `false` when there is no such process.
+pub fn signal(pid: Pid, signal: i32) -> bool {
+    // SAFETY: no memory is passed.
+    unsafe { libc::kill(pid, signal) == 0 }
+}
+
+/// Whether two threads have one descriptor table; an error where the kernel has no kcmp.
+pub fn same_table(a: Pid, b: Pid) -> io::Result<bool> {
+    const KCMP_FILES: i32 = 2;
+    // SAFETY: no memory is passed.
+    check(unsafe { libc::syscall(libc::SYS_kcmp, a, b, KCMP_FILES, 0, 0) }).map(|order| order == 0)
+}
+
+pub fn mount(kind: &str, source: &Path, target: &Path, flags: u64) -> io::Result<()> {
+    let (kind, source, target) = (cstr(kind), cstr(source), cstr(target));
+    // SAFETY: the strings are live; no data is passed.
+    check(
+        unsafe { libc::mount(source.as_ptr(), target.as_ptr(), kind.as_ptr(), flags, ptr::null()) }.into(),
+    )
+    .map(drop)
+}
+
+pub fn unmount(target: &Path) -> io::Result<()> {
+    let target = cstr(target);
+    // SAFETY: the string is live.
+    check(unsafe { libc::umount2(target.as_ptr(), libc::MNT_DETACH) }.into()).map(drop)
+}
+
+/// Becomes an ordinary user, for good.
+pub fn become_user(id: u32) -> io::Result<()> {
+    // SAFETY: no memory is passed; the group goes first, while that is still allowed.
+    unsafe {
+        check(libc::setgroups(0, ptr::null()).into())?;
+        check(libc::setresgid(id, id, id).into())?;
+        check(libc::setresuid(id, id, id).into()).map(drop)
+    }
+}
+
+pub fn is_root() -> bool {
+    // SAFETY: no memory is passed.
+    unsafe { libc::geteuid() == 0 }
+}

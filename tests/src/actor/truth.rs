@@ -17,10 +17,11 @@ impl<T: fmt::Display> From<T> for Skip {
 /// Who holds one device, by construction.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Truth {
-    procs: BTreeMap<Pid, (u32, u32)>,
-    files: u32,
-    in_flight: u32,
-    io_uring: u32,
+    /// Descriptors and mapped areas by process.
+    pub procs: BTreeMap<Pid, (u32, u32)>,
+    pub files: u32,
+    pub in_flight: u32,
+    pub io_uring: u32,
 }
 
 impl Truth {
@@ -67,6 +68,23 @@ impl Truth {
             .collect();
         json!({"procs": procs, "files": files, "in_flight": in_flight, "io_uring": io_uring})
     }
+}
+
+/// Reads a `devices` object.
+pub fn parse(devices: &Value) -> BTreeMap<String, Truth> {
+    let number = |value: &Value| value.as_u64().unwrap_or_else(|| panic!("a number, not {value}")) as u32;
+    let devices = devices.as_object().unwrap_or_else(|| panic!("a devices object, not {devices}"));
+    let truth = |value: &Value| {
+        let procs = value["procs"].as_array().expect("procs").iter();
+        let procs = procs.map(|proc| (number(&proc["pid"]) as Pid, (number(&proc["fds"]), number(&proc["maps"]))));
+        Truth {
+            procs: procs.collect(),
+            files: number(&value["files"]),
+            in_flight: number(&value["in_flight"]),
+            io_uring: number(&value["io_uring"]),
+        }
+    };
+    devices.iter().map(|(device, value)| (device.clone(), truth(value))).collect()
 }
 
 /// `major:minor` of a device number.

@@ -1,0 +1,60 @@
+//! What the kernel tests share: running the actor ([`Actor`]), running gpureap ([`Bench`], [`Daemon`]) and comparing
+//! what is true with what is seen ([`compare`]).
+use std::{
+    path::PathBuf,
+    time::{Duration, Instant},
+};
+
+mod actor;
+mod bench;
+mod compare;
+mod daemon;
+mod proc;
+
+pub use actor::{Actor, Scene, Said};
+pub use bench::{Bench, Device, Output};
+pub use compare::{Compare, Seen, SeenDevice};
+pub use daemon::Daemon;
+pub use proc::observe;
+
+pub use crate::actor::{
+    sys::{self, Pid},
+    truth::{self, Truth},
+};
+
+/// How long anything may take that should take no time. Generous: the machine may be an emulated one.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Tries until it gives `None`, which means that nothing is wrong any more; otherwise what was wrong at the end.
+pub fn settle<T>(patience: Duration, mut wrong: impl FnMut() -> Option<T>) -> Result<(), T> {
+    let until = Instant::now() + patience;
+    loop {
+        match wrong() {
+            None => return Ok(()),
+            Some(last) if Instant::now() > until => return Err(last),
+            Some(_) => std::thread::sleep(Duration::from_millis(20)),
+        }
+    }
+}
+
+/// Waits until the condition is true.
+pub fn wait_for(what: &str, mut condition: impl FnMut() -> bool) {
+    let outcome = settle(PATIENCE, || (!condition()).then_some(()));
+    assert!(outcome.is_ok(), "{what}: not within {PATIENCE:?}");
+}
+
+/// An executable of this workspace: named by the variable, or beside the test executables.
+fn program(variable: &str, name: &str) -> PathBuf {
+    if let Some(path) = std::env::var_os(variable) {
+        return path.into();
+    }
+    let own = std::env::current_exe().expect("the path of the test executable");
+    let path = own.parent().and_then(|deps| deps.parent()).expect("target/PROFILE/deps").join(name);
+    assert!(path.exists(), "{} does not exist: build it, or set {variable}", path.display());
+    path
+}
+
+/// Says why a test does not run here.
+pub fn skip(test: &str, reason: &str) {
+    eprintln!("SKIP {test}: {reason}");
+}
