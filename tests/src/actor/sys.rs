@@ -198,6 +198,34 @@ pub fn fork_sharing_files() -> Pid {
     must("clone", unsafe { libc::syscall(libc::SYS_clone, flags, 0, 0, 0, 0) })
 }
 
+/// Forks a child with exactly this pid, if it is free.
+pub fn fork_as(pid: Pid) -> io::Result<Pid> {
+    #[repr(C, align(8))]
+    #[derive(Default)]
+    struct Arguments {
+        flags: u64,
+        pidfd: u64,
+        child_tid: u64,
+        parent_tid: u64,
+        exit_signal: u64,
+        stack: u64,
+        stack_size: u64,
+        tls: u64,
+        set_tid: u64,
+        set_tid_size: u64,
+    }
+    let tids = [pid];
+    let arguments = Arguments {
+        exit_signal: libc::SIGCHLD as u64,
+        set_tid: tids.as_ptr() as u64,
+        set_tid_size: 1,
+        ..Arguments::default()
+    };
+    // SAFETY: no stack and no CLONE_VM means a copy of this one, as in fork; the structure is live.
+    check(unsafe { libc::syscall(libc::SYS_clone3, &raw const arguments, size_of::<Arguments>()) })
+        .map(|child| child as Pid)
+}
+
 /// Runs `body` in a process that shares memory while the caller is suspended, as vfork does.
 pub fn vfork<F: FnMut() -> i32>(body: &mut F) -> Pid {
     extern "C" fn enter<F: FnMut() -> i32>(argument: *mut libc::c_void) -> i32 {
@@ -462,4 +490,17 @@ pub fn become_user(id: u32) -> io::Result<()> {
 pub fn is_root() -> bool {
     // SAFETY: no memory is passed.
     unsafe { libc::geteuid() == 0 }
+}
+
+/// A new terminal: the side for the test, the side for the program.
+pub fn terminal() -> (Fd, Fd) {
+    let (mut near, mut far) = (0, 0);
+    // SAFETY: both integers are live; name, settings and size are left to the kernel.
+    must("openpty", unsafe {
+        libc::openpty(&raw mut near, &raw mut far, ptr::null_mut(), ptr::null(), ptr::null()).into()
+    });
+    for fd in [near, far] {
+        fcntl(fd, libc::F_SETFD, libc::FD_CLOEXEC).expect("close-on-exec");
+    }
+    (near, far)
 }

@@ -11,7 +11,7 @@ use std::{
 use serde_json::Value;
 use tempfile::TempDir;
 
-use super::{Daemon, PATIENCE, Seen, program};
+use super::{Compare, Daemon, PATIENCE, Scene, Seen, program, settle};
 use crate::actor::sys;
 
 /// A character device that counts as a GPU.
@@ -106,7 +106,8 @@ impl Bench {
         }
         sys::mount("bpf", Path::new("bpf"), &bench.path("bpf"), 0).expect("mount a bpffs of our own");
         bench.mounted = true;
-        let mut config = String::new();
+        // With `gate`, what comes by other ways than an open or a fork is found by the periodic sweep.
+        let mut config = String::from("[daemon]\nsweep_period = \"1s\"\n\n");
         for Device { major, minor, node } in devices {
             writeln!(
                 config,
@@ -156,6 +157,24 @@ impl Bench {
         Seen::new(self.run(&[&["holders", "--json"], rest].concat()).expect_code(0).json())
     }
 
+    /// Waits until `holders` shows the truth; panics with what differs.
+    #[track_caller]
+    pub fn expect_truth(&self, scene: &Scene, rest: &[&str]) -> Seen {
+        let mut last = None;
+        let compare = Compare { session: scene.actor.session() };
+        let outcome = settle(PATIENCE / 4, || {
+            let seen = self.holders(rest);
+            let wrong = compare.differences(&scene.truth, &seen);
+            let backend = &seen.backend;
+            let wrong = (!wrong.is_empty()).then(|| format!("{} {backend}:\n{}", seen.source, wrong.join("\n")));
+            last = Some(seen);
+            wrong
+        });
+        let seen = last.expect("looked once at least");
+        outcome.unwrap_or_else(|wrong| panic!("{wrong}\nin {:#}", seen.json));
+        seen
+    }
+
     pub fn daemon(&self) -> Daemon<'_> {
         Daemon::start(self)
     }
@@ -172,7 +191,7 @@ impl Drop for Bench {
 }
 
 /// Runs a command to its end, with a limit on the time.
-pub(super) fn finish(mut command: Command) -> Output {
+pub fn finish(mut command: Command) -> Output {
     let name = format!("{command:?}");
     let mut child = command
         .stdout(Stdio::piped())

@@ -10,12 +10,16 @@ mod bench;
 mod compare;
 mod daemon;
 mod proc;
+mod terminal;
+mod world;
 
 pub use actor::{Actor, Scene, Said};
-pub use bench::{Bench, Device, Output};
+pub use bench::{Bench, Device, Output, finish};
 pub use compare::{Compare, Seen, SeenDevice};
 pub use daemon::Daemon;
 pub use proc::observe;
+pub use terminal::Terminal;
+pub use world::World;
 
 pub use crate::actor::{
     sys::{self, Pid},

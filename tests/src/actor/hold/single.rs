@@ -26,6 +26,7 @@ pub(super) const KINDS: &[Kind] = &[
     ("ignore-term", ignore_term),
     ("term-slow", term_slow),
     ("signal-count", signal_count),
+    ("at-pid", at_pid),
     ("quick-exit", quick_exit),
 ];
 
@@ -130,12 +131,17 @@ fn term_slow(scene: &Scene) -> Result<Report, Skip> {
     Ok(scene.report(child.pid, &Truth::files(1).fds(child.pid, 1)))
 }
 
-/// `signal-count DEV FILE`: stays alive, and writes `{"TERM":1,…}` to FILE at each signal that can be counted.
+/// `signal-count DEV FILE [DEV…]`: holds each device once, stays alive, and writes `{"TERM":1,…}` to FILE at each
+/// signal that can be counted.
 fn signal_count(scene: &Scene) -> Result<Report, Skip> {
     let file: PathBuf = scene.argument::<String>(0, "FILE")?.into();
+    let more = scene.arguments.get(1..).unwrap_or_default();
     let names =
         [(SIGTERM, "TERM"), (SIGINT, "INT"), (SIGHUP, "HUP"), (SIGQUIT, "QUIT"), (SIGUSR1, "USR1"), (SIGUSR2, "USR2")];
     let child = scene.holder(|cue| {
+        for node in more {
+            sys::open(node, O_RDWR);
+        }
         let set = sys::block_signals(&names.map(|(signal, _)| signal));
         let mut counts = names.map(|(_, name)| (name, 0_u32));
         let write = |counts: &[(&str, u32)]| {
@@ -156,7 +162,35 @@ fn signal_count(scene: &Scene) -> Result<Report, Skip> {
             }
         }
     });
-    Ok(scene.report(child.pid, &Truth::files(1).fds(child.pid, 1)))
+    let truth = Truth::files(1).fds(child.pid, 1);
+    let mut keys = vec![scene.device.clone()];
+    for node in more {
+        keys.push(key(sys::device_number(node)?));
+    }
+    Ok(Report::new(child.pid, devices(keys.iter().map(|device| (device.as_str(), &truth)))))
+}
+
+/// `at-pid DEV PID hold|idle`: a process with exactly this pid, which must be free; it holds the device or nothing.
+fn at_pid(scene: &Scene) -> Result<Report, Skip> {
+    let wanted: sys::Pid = scene.argument(0, "PID")?;
+    let hold = match scene.argument::<String>(1, "hold|idle")?.as_str() {
+        "hold" => true,
+        "idle" => false,
+        other => return Err(Skip(format!("hold or idle, not {other}"))),
+    };
+    let pipes = super::super::child::Pipes::new();
+    let cue = pipes.cue();
+    let pid = sys::fork_as(wanted).map_err(|error| Skip(format!("clone3 with pid {wanted}: {error}")))?;
+    if pid == 0 {
+        if hold {
+            scene.open(O_RDWR);
+        }
+        cue.done();
+        sys::live();
+    }
+    pipes.child(pid).done();
+    let count = usize::from(hold);
+    Ok(scene.report(pid, &Truth::files(count).fds(pid, count)))
 }
 
 /// `quick-exit DEV MS`: exits by itself MS after it is ready, with status 7.
