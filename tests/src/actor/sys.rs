@@ -504,3 +504,25 @@ pub fn terminal() -> (Fd, Fd) {
     }
     (near, far)
 }
+
+/// Pins a BPF array of one small element: something that is not gpureap's.
+pub fn pin_foreign_map(path: &Path) -> io::Result<()> {
+    const BPF_MAP_CREATE: i32 = 0;
+    const BPF_OBJ_PIN: i32 = 6;
+    const ARRAY: u32 = 2;
+    #[repr(C, align(8))]
+    struct Pin {
+        path: u64,
+        fd: u32,
+        flags: u32,
+    }
+    let (create, path) = ([ARRAY, 4, 4, 1, 0], cstr(path));
+    // SAFETY: each attribute is live and of the length given; the path is NUL-terminated.
+    unsafe {
+        let fd = check(libc::syscall(libc::SYS_bpf, BPF_MAP_CREATE, create.as_ptr(), size_of_val(&create)))? as Fd;
+        let pin = Pin { path: path.as_ptr() as u64, fd: fd as u32, flags: 0 };
+        let pinned = check(libc::syscall(libc::SYS_bpf, BPF_OBJ_PIN, &raw const pin, size_of::<Pin>()));
+        close(fd);
+        pinned.map(drop)
+    }
+}

@@ -17,7 +17,7 @@ pub use actor::{Actor, Scene, Said};
 pub use bench::{Bench, Device, Output, finish};
 pub use compare::{Compare, Seen, SeenDevice};
 pub use daemon::Daemon;
-pub use proc::observe;
+pub use proc::{anybody, observe};
 pub use terminal::Terminal;
 pub use world::World;
 

@@ -57,3 +57,8 @@ pub fn observe(session: Pid, device: &str) -> BTreeMap<Pid, (u32, u32)> {
         numbers("/proc").into_iter().filter(|pid| sys::session(*pid) == Some(session)).collect();
     members.into_iter().map(|pid| (pid, counts(pid, device))).filter(|(_, counts)| *counts != (0, 0)).collect()
 }
+
+/// Everybody on the host who holds the device, as far as /proc shows it: before a test kills all holders.
+pub fn anybody(device: &str) -> Vec<Pid> {
+    numbers("/proc").into_iter().filter(|pid| counts(*pid, device) != (0, 0)).collect()
+}
