@@ -1,5 +1,5 @@
 //! Every way to hold a device is found: by the daemon's map, by a daemon started later, and without a daemon.
-use gpureap_tests::harness::{Bench, Device, Pid, Scene, Seen, skip};
+use gpureap_tests::harness::{Bench, Device, Pid, Scene, Seen, note, skip};
 use serde_json::Value;
 
 const DEV: &str = "/dev/zero";
@@ -18,7 +18,7 @@ enum When {
 /// Plays the scene in each of the three ways, compares the counts and then checks what is particular.
 fn in_every_way(kind: &str, rest: &[&str], check: impl Fn(When, &Scene, &Seen)) {
     for when in [When::Traced, When::Before, When::Untraced] {
-        eprintln!("{kind} {when:?}");
+        note(&format!("{kind} {when:?}"));
         let bench = Bench::new(&[Device::zero()]);
         let mut daemon = (when == When::Traced).then(|| bench.daemon());
         let scene = match Scene::try_start(kind, DEV, rest) {
@@ -103,7 +103,7 @@ fn in_nobodys_table(kind: &str, how: &str) {
         assert_eq!(orphan["how"], how, "{orphan:#}");
         assert_eq!(orphan["last_owner"]["pid"], scene.pid(), "{orphan:#}");
     } else {
-        eprintln!("{kind}: {} says that it cannot see {}", seen.backend, seen.cannot_see);
+        note(&format!("{kind}: {} says that it cannot see {}", seen.backend, seen.cannot_see));
         assert!(seen.cannot_see.contains(how), "{:#}", seen.json);
     }
     drop(daemon);

@@ -7,7 +7,8 @@ use gpureap_tests::harness::{Actor, Bench, Compare, Device, Said, Truth, settle,
 const PATIENCE: Duration = Duration::from_secs(10);
 
 fn devices() -> Vec<Device> {
-    let mut devices = vec![Device::zero(), Device::mem(), Device::new(1, 11, "/dev/kmsg"), Device::new(5, 2, "/dev/ptmx")];
+    let mut devices =
+        vec![Device::zero(), Device::mem(), Device::new(1, 11, "/dev/kmsg"), Device::new(5, 2, "/dev/ptmx")];
     devices.retain(|device| Path::new(&device.node).exists());
     devices.extend((0..4).map(|n| Device::new(136, n, &format!("/dev/pts/{n}"))));
     devices

@@ -49,22 +49,22 @@ pub fn pause(from_parent: Fd, to_parent: Fd) -> ! {
 pub struct Child {
     pub pid: Pid,
     cue: Cue,
-    to_child: Fd,
-    from_child: Fd,
+    go: Fd,
+    done: Fd,
 }
 
 /// Two pipes, before there is a child.
 pub struct Pipes {
     cue: Cue,
-    to_child: Fd,
-    from_child: Fd,
+    go: Fd,
+    done: Fd,
 }
 
 impl Pipes {
     pub fn new() -> Self {
-        let (from_parent, to_child) = sys::pipe();
-        let (from_child, to_parent) = sys::pipe();
-        Self { cue: Cue { from_parent, to_parent }, to_child, from_child }
+        let (from_parent, go) = sys::pipe();
+        let (done, to_parent) = sys::pipe();
+        Self { cue: Cue { from_parent, to_parent }, go, done }
     }
 
     pub fn cue(&self) -> Cue {
@@ -72,7 +72,7 @@ impl Pipes {
     }
 
     pub fn child(self, pid: Pid) -> Child {
-        Child { pid, cue: self.cue, to_child: self.to_child, from_child: self.from_child }
+        Child { pid, cue: self.cue, go: self.go, done: self.done }
     }
 
     fn run(&self, body: impl FnOnce(Cue)) -> ! {
@@ -93,8 +93,8 @@ impl Child {
         let pipes = Pipes::new();
         match sys::fork() {
             0 => {
-                sys::close(pipes.to_child);
-                sys::close(pipes.from_child);
+                sys::close(pipes.go);
+                sys::close(pipes.done);
                 pipes.run(body)
             }
             pid => pipes.child(pid),
@@ -112,12 +112,12 @@ impl Child {
 
     /// Waits until the child has said done.
     pub fn done(&self) -> u8 {
-        sys::wait_byte(self.from_child)
+        sys::wait_byte(self.done)
     }
 
     /// Lets the child take its next step.
     pub fn go(&self) {
-        sys::write_all(self.to_child, b"x");
+        sys::write_all(self.go, b"x");
     }
 
     /// Lets the child take its next step and waits until it has.
@@ -129,7 +129,7 @@ impl Child {
     /// Waits for the end of the child; its raw wait status.
     pub fn reap(self) -> i32 {
         let status = sys::reap(self.pid);
-        for fd in [self.to_child, self.from_child, self.cue.from_parent, self.cue.to_parent] {
+        for fd in [self.go, self.done, self.cue.from_parent, self.cue.to_parent] {
             sys::close(fd);
         }
         status

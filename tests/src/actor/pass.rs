@@ -100,12 +100,7 @@ pub fn listen_getppid() -> io::Result<Fd> {
     super::sys::prctl(libc::PR_SET_NO_NEW_PRIVS, 1)?;
     // SAFETY: the program and its instructions outlive the call, which copies them.
     let ret = unsafe {
-        libc::syscall(
-            libc::SYS_seccomp,
-            SECCOMP_SET_MODE_FILTER,
-            SECCOMP_FILTER_FLAG_NEW_LISTENER,
-            &raw const program,
-        )
+        libc::syscall(libc::SYS_seccomp, SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_NEW_LISTENER, &raw const program)
     };
     if ret < 0 { Err(io::Error::last_os_error()) } else { Ok(ret as Fd) }
 }

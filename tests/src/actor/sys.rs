@@ -139,10 +139,8 @@ pub fn read(fd: Fd, bytes: &mut [u8]) -> usize {
 /// Waits for one byte on `fd`; ends the process when the standard input of the whole scenario has closed.
 pub fn wait_byte(fd: Fd) -> u8 {
     loop {
-        let mut set = [
-            libc::pollfd { fd, events: libc::POLLIN, revents: 0 },
-            libc::pollfd { fd: 0, events: 0, revents: 0 },
-        ];
+        let mut set =
+            [libc::pollfd { fd, events: libc::POLLIN, revents: 0 }, libc::pollfd { fd: 0, events: 0, revents: 0 }];
         // SAFETY: the array holds two entries.
         unsafe { libc::poll(set.as_mut_ptr(), 2, -1) };
         if set[0].revents & libc::POLLIN != 0 {
@@ -465,10 +463,7 @@ pub fn same_table(a: Pid, b: Pid) -> io::Result<bool> {
 pub fn mount(kind: &str, source: &Path, target: &Path, flags: u64) -> io::Result<()> {
     let (kind, source, target) = (cstr(kind), cstr(source), cstr(target));
     // SAFETY: the strings are live; no data is passed.
-    check(
-        unsafe { libc::mount(source.as_ptr(), target.as_ptr(), kind.as_ptr(), flags, ptr::null()) }.into(),
-    )
-    .map(drop)
+    check(unsafe { libc::mount(source.as_ptr(), target.as_ptr(), kind.as_ptr(), flags, ptr::null()) }.into()).map(drop)
 }
 
 pub fn unmount(target: &Path) -> io::Result<()> {

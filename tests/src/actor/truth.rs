@@ -36,24 +36,28 @@ impl Truth {
     }
 
     /// The process has so many descriptors in all its tables.
+    #[must_use]
     pub fn fds(mut self, pid: Pid, count: usize) -> Self {
         self.procs.entry(pid).or_default().0 = count as u32;
         self
     }
 
     /// The process maps the device so many times.
+    #[must_use]
     pub fn maps(mut self, pid: Pid, count: usize) -> Self {
         self.procs.entry(pid).or_default().1 = count as u32;
         self
     }
 
     /// So many of the files are only in a socket's queue.
+    #[must_use]
     pub fn in_flight(mut self, count: usize) -> Self {
         self.in_flight = count as u32;
         self
     }
 
     /// So many of the files are only in an io_uring table.
+    #[must_use]
     pub fn io_uring(mut self, count: usize) -> Self {
         self.io_uring = count as u32;
         self
@@ -124,7 +128,6 @@ impl Stage {
     }
 
     /// As [`Stage::at`], for several devices.
-    #[expect(clippy::unused_self, reason = "a step needs a stage")]
     pub fn at_all<'a>(&self, step: &str, truths: impl IntoIterator<Item = (&'a str, &'a Truth)>) {
         say(&json!({"step": step, "devices": devices(truths)}));
         sys::wait_byte(0);

@@ -102,7 +102,10 @@ impl Actor {
     /// Lets the actor take its next step.
     pub fn go(&mut self) {
         let stdin = self.stdin.as_mut().expect("open until the end");
-        stdin.write_all(b"x").and_then(|()| stdin.flush()).unwrap_or_else(|error| panic!("actor {}: {error}", self.name));
+        stdin
+            .write_all(b"x")
+            .and_then(|()| stdin.flush())
+            .unwrap_or_else(|error| panic!("actor {}: {error}", self.name));
     }
 }
 

@@ -60,6 +60,7 @@ impl Output {
     }
 
     #[track_caller]
+    #[expect(clippy::return_self_not_must_use, reason = "often the code is all that is of interest")]
     pub fn expect_code(self, code: i32) -> Self {
         assert_eq!(self.code, code, "the exit code of {self:#?}");
         self
@@ -106,11 +107,8 @@ impl Bench {
         // With `gate`, what comes by other ways than an open or a fork is found by the periodic sweep.
         let mut config = String::from("[daemon]\nsweep_period = \"1s\"\n\n");
         for Device { major, minor, node } in devices {
-            writeln!(
-                config,
-                "[[device]]\nkind = \"standin\"\nmajor = {major}\nminor = {minor}\nnode = \"{node}\"\n"
-            )
-            .expect("write to a string");
+            writeln!(config, "[[device]]\nkind = \"standin\"\nmajor = {major}\nminor = {minor}\nnode = \"{node}\"\n")
+                .expect("write to a string");
         }
         bench.write_config(&config);
         bench

@@ -6,10 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::{
-    Bench, PATIENCE,
-    bench::wait,
-};
+use super::{Bench, PATIENCE, bench::wait};
 use crate::actor::sys::{self, Pid, SIGTERM};
 
 /// Ends with this; its pins lie in the bench's own bpffs and go with that.

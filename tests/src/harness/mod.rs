@@ -1,5 +1,7 @@
 //! What the kernel tests share: running the actor ([`Actor`]), running gpureap ([`Bench`], [`Daemon`]) and comparing
 //! what is true with what is seen ([`compare`]).
+#![expect(clippy::print_stderr, reason = "test output")]
+
 use std::{
     path::PathBuf,
     time::{Duration, Instant},
@@ -13,7 +15,7 @@ mod proc;
 mod terminal;
 mod world;
 
-pub use actor::{Actor, Scene, Said};
+pub use actor::{Actor, Said, Scene};
 pub use bench::{Bench, Device, Output, finish};
 pub use compare::{Compare, Seen, SeenDevice};
 pub use daemon::Daemon;
@@ -27,7 +29,7 @@ pub use crate::actor::{
 };
 
 /// How long anything may take that should take no time. Generous: the machine may be an emulated one.
-pub const PATIENCE: Duration = Duration::from_secs(60);
+pub const PATIENCE: Duration = Duration::from_mins(1);
 
 /// Tries until it gives `None`, which means that nothing is wrong any more; otherwise what was wrong at the end.
 pub fn settle<T>(patience: Duration, mut wrong: impl FnMut() -> Option<T>) -> Result<(), T> {
@@ -60,5 +62,11 @@ fn program(variable: &str, name: &str) -> PathBuf {
 
 /// Says why a test does not run here.
 pub fn skip(test: &str, reason: &str) {
-    eprintln!("SKIP {test}: {reason}");
+    // Not by a macro: the test runner would hide it when the test passes.
+    sys::write_all(2, format!("SKIP {test}: {reason}\n").as_bytes());
+}
+
+/// A word on what goes on, shown when the test fails.
+pub fn note(text: &str) {
+    eprintln!("{text}");
 }

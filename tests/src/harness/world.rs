@@ -18,6 +18,7 @@ pub struct World {
 
 impl World {
     /// No file system of this type is mounted.
+    #[must_use]
     pub fn without_mounts(mut self, kind: &str) -> Self {
         let mounts = fs::read_to_string("/proc/self/mounts").expect("the mounts");
         let of_kind = mounts.lines().filter_map(|line| {
@@ -31,6 +32,7 @@ impl World {
     }
 
     /// The file is empty.
+    #[must_use]
     pub fn without_file(mut self, path: &str) -> Self {
         if Path::new(path).exists() {
             self.cover.push(path.into());
@@ -39,6 +41,7 @@ impl World {
     }
 
     /// An ordinary user.
+    #[must_use]
     pub fn as_user(mut self, id: u32) -> Self {
         self.user = Some(id);
         self

@@ -12,13 +12,8 @@ use super::{
     Kind, Report, Scene, hear_pid, tell_pid,
 };
 
-pub(super) const KINDS: &[Kind] = &[
-    ("ghost", ghost),
-    ("orphans", orphans),
-    ("subreaper", subreaper),
-    ("tree", tree),
-    ("respawn", respawn),
-];
+pub(super) const KINDS: &[Kind] =
+    &[("ghost", ghost), ("orphans", orphans), ("subreaper", subreaper), ("tree", tree), ("respawn", respawn)];
 
 /// A worker that inherits the descriptors of its parent, and tells its pid.
 fn worker(tell: Fd) -> Pid {

@@ -2,6 +2,8 @@
 //!
 //! The director starts them and says what is true. It holds nothing itself, so that killing every holder does not
 //! end the scenario. Every process polls the standard input it inherited and ends when that closes.
+#![expect(clippy::unnecessary_wraps, reason = "all scenarios have one signature")]
+
 use serde_json::{Map, Value, json};
 
 use super::{

@@ -1,7 +1,7 @@
 //! Copies of a whole table, and the ends of processes.
 use super::{
     super::{
-        child::{Child, Pipes},
+        child::{Child, Cue, Pipes},
         sys::{self, O_CLOEXEC, O_RDWR, SIGKILL, pid},
         truth::{Skip, Stage, Truth},
     },
@@ -43,7 +43,7 @@ fn fork_child_closes(s: &Stage) -> Result<(), Skip> {
 
 fn fork_child_exits(s: &Stage) -> Result<(), Skip> {
     let (a, b) = (s.open(O_RDWR), s.open(O_RDWR));
-    let child = Child::fork(|cue| cue.pause());
+    let child = Child::fork(Cue::pause);
     child.done();
     s.at("fork", &Truth::files(2).fds(pid(), 2).fds(child.pid, 2));
     child.finish();
@@ -56,7 +56,7 @@ fn fork_child_exits(s: &Stage) -> Result<(), Skip> {
 
 fn fork_parent_closes_first(s: &Stage) -> Result<(), Skip> {
     let a = s.open(O_RDWR);
-    let child = Child::fork(|cue| cue.pause());
+    let child = Child::fork(Cue::pause);
     child.done();
     sys::close(a);
     s.at("parent_close", &Truth::files(1).fds(child.pid, 1));

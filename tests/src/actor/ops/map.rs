@@ -3,7 +3,7 @@ use libc::{MAP_PRIVATE, MAP_SHARED, PROT_READ, PROT_WRITE};
 
 use super::{
     super::{
-        child::Child,
+        child::{Child, Cue},
         sys::{self, Fd, O_RDONLY, O_RDWR, Page, pid},
         truth::{Skip, Stage, Truth, key},
     },
@@ -82,7 +82,7 @@ impl Kind {
     fn fork(&self) -> Result<(), Skip> {
         let s = &self.stage;
         let page = self.open_map_close()?;
-        let child = Child::fork(|cue| cue.pause());
+        let child = Child::fork(Cue::pause);
         child.done();
         s.at("fork", &Truth::files(1).maps(pid(), 1).maps(child.pid, 1));
         sys::unmap(page);

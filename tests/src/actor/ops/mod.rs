@@ -1,4 +1,6 @@
 //! The operations of the matrix, one function each, by subject.
+#![expect(clippy::unnecessary_wraps, reason = "all operations have one signature")]
+
 use serde_json::json;
 
 use super::truth::{Skip, Stage, say};
@@ -18,11 +20,9 @@ type Op = fn(&Stage) -> Result<(), Skip>;
 type Named = (&'static str, Op);
 
 fn all() -> impl Iterator<Item = &'static Named> {
-    [
-        open::OPS, dup::OPS, fork::OPS, close::OPS, exec::OPS, pass::OPS, map::OPS, ring::OPS, table::OPS, other::OPS,
-    ]
-    .into_iter()
-    .flatten()
+    [open::OPS, dup::OPS, fork::OPS, close::OPS, exec::OPS, pass::OPS, map::OPS, ring::OPS, table::OPS, other::OPS]
+        .into_iter()
+        .flatten()
 }
 
 pub(super) fn names() -> impl Iterator<Item = &'static str> {

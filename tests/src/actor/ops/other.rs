@@ -46,8 +46,7 @@ fn terminal_peer(s: &Stage) -> Result<(), Skip> {
 }
 
 fn lock(fd: Fd, kind: i32) {
-    let range =
-        libc::flock { l_type: kind as i16, l_whence: libc::SEEK_SET as i16, l_start: 0, l_len: 1, l_pid: 0 };
+    let range = libc::flock { l_type: kind as i16, l_whence: libc::SEEK_SET as i16, l_start: 0, l_len: 1, l_pid: 0 };
     // SAFETY: the structure is live. A device may refuse locks; the kernel's path is the same.
     unsafe { libc::fcntl(fd, F_SETLK, &raw const range) };
 }
@@ -70,14 +69,14 @@ fn posix_lock_sticky(s: &Stage) -> Result<(), Skip> {
     lock(a, F_WRLCK);
     sys::close(a);
     s.at("close_locked", &Truth::files(1).fds(pid(), 1));
-    let c = sys::dup(b);
+    let copy = sys::dup(b);
     sys::close(b);
     s.at("close_copy", &Truth::files(1).fds(pid(), 1));
-    sys::close(c);
+    sys::close(copy);
     s.at("close_last", &Truth::none());
-    let d = s.open(O_RDWR);
+    let again = s.open(O_RDWR);
     s.at("open_after", &Truth::files(1).fds(pid(), 1));
-    sys::close(d);
+    sys::close(again);
     s.at("close_after", &Truth::none());
     Ok(())
 }
@@ -98,8 +97,7 @@ fn rename(s: &Stage) -> Result<(), Skip> {
 /// numbers, so the sum is known when they have stopped.
 fn stress(s: &Stage) -> Result<(), Skip> {
     sys::soft_limit_files(1024);
-    let mut ranges: Vec<Slots> =
-        (0..4).map(|n| Slots::new(&s.dev, 200 + 100 * n, Random::new(n as u64 + 1))).collect();
+    let mut ranges: Vec<Slots> = (0..4).map(|n| Slots::new(&s.dev, 200 + 100 * n, Random::new(n as u64 + 1))).collect();
     for round in 0..4 {
         std::thread::scope(|scope| {
             for range in &mut ranges {
