@@ -116,6 +116,7 @@ fn tree(scene: &Scene) -> Result<Report, Skip> {
                 sys::set_comm(b"tree-worker");
                 scene.open(O_RDWR | O_CLOEXEC);
                 let fd = scene.open(O_RDWR);
+                let (closed, held) = sys::pipe();
                 let helper = sys::fork();
                 if helper == 0 {
                     sys::close_range(3, u32::MAX, 0).expect("close_range");
@@ -127,8 +128,10 @@ fn tree(scene: &Scene) -> Result<Report, Skip> {
                     sys::set_comm(b"tree-thread");
                     sys::live();
                 });
-                // The helper has closed its copies before the truth is told.
-                sys::sleep(100);
+                // The pipe ends when the helper has closed its copies.
+                sys::close(held);
+                assert_eq!(sys::read(closed, &mut [0]), 0, "the helper writes nothing");
+                sys::close(closed);
                 tell_pid(tell, sys::pid());
                 tell_pid(tell, helper);
                 sys::write_all(set, b"x");

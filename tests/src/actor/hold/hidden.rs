@@ -146,8 +146,11 @@ fn zombie_leader(scene: &Scene) -> Result<Report, Skip> {
     let child = Child::fork(|_| {
         scene.open(O_RDWR);
         std::thread::spawn(move || {
-            // Gives the leader time to end before anybody looks.
-            sys::sleep(100);
+            // Nobody is to look before the leader has ended. This waits for it; what is true is known without.
+            let stat = format!("/proc/self/task/{}/stat", sys::pid());
+            while !std::fs::read_to_string(&stat).is_ok_and(|stat| stat.contains(") Z ")) {
+                sys::sleep(1);
+            }
             tell_pid(tell, sys::tid());
             sys::live();
         });
