@@ -20,7 +20,9 @@
 //!
 //! `gpureap-actor ops` lists the names, one a line. `gpureap-actor ops NAME DEV` performs one. After each step it
 //! prints `{"step":"dup","devices":{…}}` and waits for one byte on its standard input. It ends with `{"done":true}`,
-//! or with `{"skip":"reason"}` where the kernel lacks something, or with `{"error":"…"}`.
+//! or with `{"skip":"reason"}` where the kernel lacks something, or with `{"error":"…"}`. Some operations speak of
+//! other devices than DEV: /dev/mem (1:1), /dev/kmsg (1:11), /dev/ptmx (5:2) with 136:N. `oom_kill` lets the kernel
+//! choose a process to kill and runs only with `GPUREAP_ALLOW_OOM` in the environment, as in a virtual machine.
 //!
 //! # Scenarios
 //!

@@ -155,3 +155,58 @@ impl Compare {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    /// A session that no process is in, so that nobody is foreign who has ended.
+    const COMPARE: Compare = Compare { session: 0 };
+    /// A pid beyond the kernel's limit.
+    const GONE: Pid = 1 << 30;
+
+    fn seen(backend: &str, source: &str, fds: u32, open_files: Option<u32>, orphans: u32, cannot_see: &[&str]) -> Seen {
+        let mut holders = Vec::new();
+        if fds > 0 {
+            holders.push(json!({"pid": GONE, "devices": [{"node": "/dev/zero", "fds": fds, "maps": 0}]}));
+        }
+        let orphans = json!([{"node": "/dev/zero", "files": orphans}]);
+        Seen::new(json!({"schema": "gpureap.holders/1", "source": source, "backend": backend, "complete": true,
+            "cannot_see": cannot_see, "lost_events": 0, "holders": holders, "orphans": orphans,
+            "devices": [{"node": "/dev/zero", "major": 1, "minor": 5, "open_files": open_files}]}))
+    }
+
+    fn wrong(truth: &Truth, seen: &Seen) -> Vec<String> {
+        COMPARE.differences(&BTreeMap::from([("1:5".to_owned(), truth.clone())]), seen)
+    }
+
+    #[test]
+    fn what_is_right_has_no_differences() {
+        let truth = Truth::files(2).fds(GONE, 3).in_flight(1);
+        assert_eq!(wrong(&truth, &seen("kprobe", "map", 3, Some(2), 1, &[])), Vec::<String>::new());
+        assert_eq!(wrong(&truth, &seen("gate", "map", 3, Some(1), 0, &["in-flight"])), Vec::<String>::new());
+        assert_eq!(wrong(&truth, &seen("gate", "snapshot", 3, None, 0, &["in-flight"])), Vec::<String>::new());
+    }
+
+    #[test]
+    fn each_mistake_is_a_difference() {
+        let truth = Truth::files(2).fds(GONE, 3).in_flight(1);
+        let cases = [
+            ("a wrong count", seen("kprobe", "map", 2, Some(2), 1, &[])),
+            ("a missing holder", seen("kprobe", "map", 0, Some(2), 1, &[])),
+            ("a wrong number of files", seen("kprobe", "map", 3, Some(3), 1, &[])),
+            ("a missing orphan", seen("kprobe", "map", 3, Some(2), 0, &[])),
+            ("files that a map has to count", seen("fentry", "map", 3, None, 1, &[])),
+            ("silence about what is out of sight", seen("gate", "map", 3, Some(1), 0, &["io_uring"])),
+        ];
+        for (case, seen) in cases {
+            assert_eq!(wrong(&truth, &seen).len(), 1, "{case}: {:?}", wrong(&truth, &seen));
+        }
+        let stale = wrong(&Truth::none(), &seen("kprobe", "map", 1, Some(0), 0, &[]));
+        assert!(stale.len() == 1 && stale[0].contains("which has ended"), "{stale:?}");
+        let unknown = BTreeMap::from([("1:7".to_owned(), Truth::none())]);
+        assert_eq!(COMPARE.differences(&unknown, &seen("kprobe", "map", 0, Some(0), 0, &[])).len(), 1);
+    }
+}
