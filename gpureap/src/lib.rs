@@ -10,6 +10,8 @@ pub mod doctor;
 pub mod error;
 pub mod exit_code;
 pub mod gpu;
+pub mod holders;
+pub mod host;
 pub mod model;
 pub mod out;
 pub mod process;
