@@ -12,6 +12,8 @@ pub mod error;
 pub mod exit_code;
 pub mod gpu;
 pub mod kernel;
+pub mod holders;
+pub mod host;
 pub mod model;
 pub mod out;
 pub mod process;
