@@ -3,3 +3,4 @@
 pub mod error;
 pub mod exit_code;
 pub mod model;
+pub mod reap;
