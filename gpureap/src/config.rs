@@ -1,0 +1,444 @@
+//! Settings: the config file, `GPUREAP_*` and the command line, read once into one immutable [`Config`].
+
+use std::{
+    ffi::OsString,
+    fs, io,
+    path::{Path, PathBuf},
+    str::FromStr,
+    time::Duration,
+};
+
+use anyhow::Context as _;
+use gpureap_common::abi::{ANY_MINOR, MAX_MAJOR};
+use jiff::SignedDuration;
+use serde::{Deserialize, Deserializer};
+
+use crate::{error::Failure, model::Backend};
+
+/// Where things are. Every path can be moved, so that tests and a second instance run beside the real one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Paths {
+    /// `GPUREAP_PIN_DIR`: pinned maps and programs.
+    pub pin: PathBuf,
+    /// `GPUREAP_RUN_DIR`: socket and lock.
+    pub run: PathBuf,
+    /// `GPUREAP_STATE_DIR`: the journal.
+    pub state: PathBuf,
+    /// `GPUREAP_CONFIG`.
+    pub config: PathBuf,
+    /// `GPUREAP_PROC`.
+    pub proc: PathBuf,
+    /// `GPUREAP_SYS`.
+    pub sys: PathBuf,
+    /// `GPUREAP_DEV`: where device nodes are looked for. What is shown always begins with `/dev`.
+    pub dev: PathBuf,
+}
+
+impl Default for Paths {
+    fn default() -> Self {
+        Self::from_env(|_| None)
+    }
+}
+
+impl Paths {
+    /// The defaults, overridden by what `env` knows. An empty variable counts as unset.
+    pub fn from_env(env: impl Fn(&str) -> Option<OsString>) -> Self {
+        let path = |name, default: &str| {
+            env(name).filter(|value| !value.is_empty()).map_or_else(|| PathBuf::from(default), PathBuf::from)
+        };
+        Self {
+            pin: path("GPUREAP_PIN_DIR", "/sys/fs/bpf/gpureap"),
+            run: path("GPUREAP_RUN_DIR", "/run/gpureap"),
+            state: path("GPUREAP_STATE_DIR", "/var/lib/gpureap"),
+            config: path("GPUREAP_CONFIG", "/etc/gpureap/config.toml"),
+            proc: path("GPUREAP_PROC", "/proc"),
+            sys: path("GPUREAP_SYS", "/sys"),
+            dev: path("GPUREAP_DEV", "/dev"),
+        }
+    }
+}
+
+/// A character device that counts as a GPU.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StandIn {
+    pub major: u32,
+    pub minor: u32,
+    pub node: PathBuf,
+}
+
+impl StandIn {
+    /// Refuses numbers that no device can have.
+    pub fn new(major: u32, minor: u32, node: PathBuf) -> Result<Self, String> {
+        if major == 0 || major >= MAX_MAJOR {
+            return Err(format!("major {major} is not between 1 and {}", MAX_MAJOR - 1));
+        }
+        // The last minor marks a wildcard entry in the kernel's table.
+        if minor >= ANY_MINOR {
+            return Err(format!("minor {minor} is not between 0 and {}", ANY_MINOR - 1));
+        }
+        if !node.is_absolute() {
+            return Err(format!("node {} is not an absolute path", node.display()));
+        }
+        Ok(Self { major, minor, node })
+    }
+}
+
+/// `kind=standin,major=4,minor=20,node=/path`, in any order.
+impl FromStr for StandIn {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (mut kind, mut major, mut minor, mut node) = (None, None, None, None);
+        for part in text.split(',') {
+            let (key, value) = part.split_once('=').ok_or_else(|| format!("`{part}` is not KEY=VALUE"))?;
+            let place = match key.trim() {
+                "kind" => &mut kind,
+                "major" => &mut major,
+                "minor" => &mut minor,
+                "node" => &mut node,
+                other => return Err(format!("unknown key `{other}`, expected kind, major, minor and node")),
+            };
+            if place.replace(value.trim()).is_some() {
+                return Err(format!("`{key}` is given twice"));
+            }
+        }
+        if kind != Some("standin") {
+            return Err("kind=standin is the only kind there is".to_owned());
+        }
+        let number = |name: &str, value: Option<&str>| {
+            let value = value.ok_or_else(|| format!("{name} is missing"))?;
+            value.parse::<u32>().map_err(|_| format!("{name} `{value}` is not a number"))
+        };
+        let node = node.ok_or("node is missing")?;
+        Self::new(number("major", major)?, number("minor", minor)?, PathBuf::from(node))
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Daemon {
+    /// Time between full sweeps with the `gate` probe set, and between checks for a reloaded driver.
+    pub sweep_period: Duration,
+    /// Time between looks at the loss counters.
+    pub loss_poll: Duration,
+}
+
+/// Sizes of the kernel's maps, in entries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Maps {
+    pub files: u32,
+    pub holders: u32,
+    pub tables: u32,
+    pub procs: u32,
+    pub lineage: u32,
+}
+
+impl Default for Maps {
+    fn default() -> Self {
+        Self { files: 16384, holders: 32768, tables: 16384, procs: 16384, lineage: 16384 }
+    }
+}
+
+/// Everything that can be set.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Config {
+    pub paths: Paths,
+    /// No two have the same device number.
+    pub devices: Vec<StandIn>,
+    pub daemon: Daemon,
+    pub maps: Maps,
+    /// `None`: the first set that works, in order of preference.
+    pub backend: Option<Backend>,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            paths: Paths::default(),
+            devices: Vec::new(),
+            daemon: Daemon { sweep_period: Duration::from_secs(30), loss_poll: Duration::from_secs(1) },
+            maps: Maps::default(),
+            backend: None,
+        }
+    }
+}
+
+/// What the command line and the environment say on top of the file.
+#[derive(Clone, Debug, Default)]
+pub struct Overrides {
+    /// Given with `--config`: it has to exist.
+    pub config: Option<PathBuf>,
+    pub devices: Vec<StandIn>,
+    pub backend: Option<Backend>,
+}
+
+impl Config {
+    pub fn load(mut paths: Paths, overrides: Overrides) -> anyhow::Result<Self> {
+        let Overrides { config, devices, backend } = overrides;
+        let named = config.is_some();
+        if let Some(config) = config {
+            paths.config = config;
+        }
+        let mut result = match fs::read_to_string(&paths.config) {
+            Ok(text) => Self::parse(&text, &paths.config)?,
+            Err(error) if error.kind() == io::ErrorKind::NotFound && !named => Self::default(),
+            Err(error) => {
+                let failure = Failure::usage(format!("{}: {error}", paths.config.display()));
+                return Err(failure).context("cannot read the config file");
+            }
+        };
+        result.paths = paths;
+        result.backend = backend;
+        for device in devices {
+            // Said twice in the same words is harmless.
+            if !result.devices.contains(&device) {
+                check_unique(&result.devices, &device)
+                    .map_err(|message| Failure::usage(format!("--device: {message}")))?;
+                result.devices.push(device);
+            }
+        }
+        Ok(result)
+    }
+
+    /// Reads the text of a config file; `path` is for messages.
+    fn parse(text: &str, path: &Path) -> Result<Self, Failure> {
+        let at = |span: Option<std::ops::Range<usize>>, message: &str| {
+            // The parser points at the start of a table for what is missing in it.
+            let line = span.map_or(1, |span| text[..span.start.min(text.len())].matches('\n').count() + 1);
+            let message = message.trim_end().replace('\n', ", ");
+            Failure::usage(format!("{}:{line}: {message}", path.display()))
+        };
+        let raw: RawConfig = toml::from_str(text).map_err(|error| at(error.span(), error.message()))?;
+        let RawConfig { device, daemon, maps } = raw;
+        let mut devices = Vec::new();
+        for entry in device {
+            let span = Some(entry.span());
+            let RawDevice { kind: RawKind::Standin, major, minor, node } = entry.into_inner();
+            let checked = StandIn::new(major, minor, node).and_then(|device| {
+                check_unique(&devices, &device)?;
+                Ok(device)
+            });
+            devices.push(checked.map_err(|message| at(span, &message))?);
+        }
+        let default = Self::default();
+        let RawDaemon { sweep_period, loss_poll } = daemon;
+        let RawMaps { files, holders, tables, procs, lineage } = maps;
+        let size = |entries: Option<MapSize>, default: u32| entries.map_or(default, |entries| entries.0);
+        Ok(Self {
+            devices,
+            daemon: Daemon {
+                sweep_period: sweep_period.map_or(default.daemon.sweep_period, |period| period.0),
+                loss_poll: loss_poll.map_or(default.daemon.loss_poll, |period| period.0),
+            },
+            maps: Maps {
+                files: size(files, default.maps.files),
+                holders: size(holders, default.maps.holders),
+                tables: size(tables, default.maps.tables),
+                procs: size(procs, default.maps.procs),
+                lineage: size(lineage, default.maps.lineage),
+            },
+            ..default
+        })
+    }
+}
+
+fn check_unique(devices: &[StandIn], new: &StandIn) -> Result<(), String> {
+    match devices.iter().find(|old| (old.major, old.minor) == (new.major, new.minor)) {
+        None => Ok(()),
+        Some(old) => Err(format!("device {}:{} is already {}", new.major, new.minor, old.node.display())),
+    }
+}
+
+/// A length of time such as `30s`, `1m 30s` or `250ms`; not negative.
+pub fn duration(text: &str) -> Result<Duration, String> {
+    let signed = text
+        .parse::<SignedDuration>()
+        .map_err(|_| format!("`{text}` is not a length of time such as 30s, 5m or 250ms"))?;
+    Duration::try_from(signed).map_err(|_| format!("`{text}` is negative"))
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RawConfig {
+    #[serde(default)]
+    device: Vec<toml::Spanned<RawDevice>>,
+    #[serde(default)]
+    daemon: RawDaemon,
+    #[serde(default)]
+    maps: RawMaps,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RawDevice {
+    kind: RawKind,
+    major: u32,
+    minor: u32,
+    node: PathBuf,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum RawKind {
+    Standin,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RawDaemon {
+    sweep_period: Option<Period<1_000>>,
+    loss_poll: Option<Period<10>>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RawMaps {
+    files: Option<MapSize>,
+    holders: Option<MapSize>,
+    tables: Option<MapSize>,
+    procs: Option<MapSize>,
+    lineage: Option<MapSize>,
+}
+
+/// A time between two rounds: at least `MIN` milliseconds, at most a day.
+struct Period<const MIN: u64>(Duration);
+
+impl<'de, const MIN: u64> Deserialize<'de> for Period<MIN> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        let period = duration(&text).map_err(serde::de::Error::custom)?;
+        let (min, max) = (Duration::from_millis(MIN), Duration::from_secs(24 * 3600));
+        if period < min || period > max {
+            return Err(serde::de::Error::custom(format!("`{text}` is not between {min:?} and 24h")));
+        }
+        Ok(Self(period))
+    }
+}
+
+/// Entries of a kernel map: below the least, a busy host overflows at once; above the most, the memory is a mistake.
+struct MapSize(u32);
+
+impl<'de> Deserialize<'de> for MapSize {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let (min, max) = (64, 1 << 22);
+        let entries = i64::deserialize(deserializer)?;
+        u32::try_from(entries)
+            .ok()
+            .filter(|entries| (min..=max).contains(entries))
+            .map(Self)
+            .ok_or_else(|| serde::de::Error::custom(format!("{entries} is not between {min} and {max} entries")))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{error::exit_of, exit_code::Exit};
+
+    const EXAMPLE: &str = include_str!("../../packaging/config.example.toml");
+
+    fn parse(text: &str) -> Result<Config, String> {
+        Config::parse(text, Path::new("c.toml")).map_err(|failure| failure.message)
+    }
+
+    #[test]
+    fn example_shows_the_defaults() {
+        assert_eq!(parse(EXAMPLE), Ok(Config::default()));
+        // With every commented setting made live, the sections still are the defaults and the device is read.
+        let live: String = EXAMPLE
+            .lines()
+            .map(|line| line.strip_prefix("#").filter(|rest| !rest.starts_with(' ')).unwrap_or(line))
+            .fold(String::new(), |text, line| text + line + "\n");
+        let config = parse(&live).unwrap();
+        assert_eq!(config.devices, [StandIn { major: 4, minor: 20, node: "/dev/tty20".into() }]);
+        assert_eq!(Config { devices: Vec::new(), ..config }, Config::default());
+        for key in ["sweep_period", "loss_poll", "files", "holders", "tables", "procs", "lineage", "major", "node"] {
+            assert!(live.lines().any(|line| line.starts_with(&format!("{key} ="))), "{key} is not documented");
+        }
+    }
+
+    #[test]
+    fn mistakes_are_one_sentence_with_the_line() {
+        let device = |major: i64, minor: i64, node: &str| {
+            format!("[[device]]\nkind = \"standin\"\nmajor = {major}\nminor = {minor}\nnode = \"{node}\"\n")
+        };
+        let cases = [
+            ("a = 1".to_owned(), "c.toml:1: unknown field `a`"),
+            ("\n[daemon]\nsweep = 1".to_owned(), "c.toml:3: unknown field `sweep`"),
+            ("[daemon]\nsweep_period = 30".to_owned(), "c.toml:2: invalid type: integer `30`"),
+            ("[daemon]\nsweep_period = \"soon\"".to_owned(), "c.toml:2: `soon` is not a length of time"),
+            ("[daemon]\nsweep_period = \"-3s\"".to_owned(), "c.toml:2: `-3s` is negative"),
+            ("[daemon]\nloss_poll = \"1ms\"".to_owned(), "c.toml:2: `1ms` is not between 10ms and 24h"),
+            ("[maps]\nfiles = 3".to_owned(), "c.toml:2: 3 is not between 64 and"),
+            ("[maps]\n\nfiles = \"3\"".to_owned(), "c.toml:3: invalid type: string \"3\""),
+            ("[maps]\nfiles = 99999999999".to_owned(), "c.toml:2: 99999999999 is not between"),
+            ("x = [".to_owned(), "c.toml:1: "),
+            ("[[device]]\nkind = \"gpu\"".to_owned(), "c.toml:2: unknown variant `gpu`, expected `standin`"),
+            ("\n[[device]]\nkind = \"standin\"".to_owned(), "c.toml:2: missing field `major`"),
+            (device(4, 1 << 20, "/dev/x"), "c.toml:1: minor 1048576 is not between"),
+            (device(4, (1 << 20) - 1, "/dev/x"), "c.toml:1: minor 1048575 is not between"),
+            (device(0, 1, "/dev/x"), "c.toml:1: major 0 is not between 1 and 4095"),
+            (device(4, 1, "dev/x"), "c.toml:1: node dev/x is not an absolute path"),
+            (device(4, -1, "/dev/x"), "c.toml:4: invalid value: integer `-1`"),
+            (device(4, 1, "/dev/x") + &device(4, 1, "/dev/y"), "c.toml:6: device 4:1 is already /dev/x"),
+        ];
+        for (text, expected) in cases {
+            let message = parse(&text).unwrap_err();
+            assert!(message.starts_with(expected), "{text:?}: {message}");
+            assert!(!message.contains('\n'), "{message}");
+        }
+    }
+
+    #[test]
+    fn command_line_devices_add_up() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("c.toml");
+        fs::write(&file, "[[device]]\nkind = \"standin\"\nmajor = 4\nminor = 20\nnode = \"/dev/tty20\"\n").unwrap();
+        let load = |device: &str| {
+            let overrides = Overrides {
+                config: Some(file.clone()),
+                devices: vec![device.parse().unwrap()],
+                backend: Some(Backend::Gate),
+            };
+            Config::load(Paths::default(), overrides)
+        };
+        let config = load("kind=standin,major=4,minor=21,node=/dev/tty21").unwrap();
+        assert_eq!(config.devices.len(), 2);
+        assert_eq!(config.backend, Some(Backend::Gate));
+        assert_eq!(load("kind=standin,node=/dev/tty20,minor=20,major=4").unwrap().devices.len(), 1);
+        let error = load("kind=standin,major=4,minor=20,node=/dev/other").unwrap_err();
+        assert_eq!(exit_of(&error), Exit::Usage);
+        assert_eq!(format!("{error:#}"), "--device: device 4:20 is already /dev/tty20");
+    }
+
+    #[test]
+    fn stand_ins_on_the_command_line() {
+        for (text, expected) in [
+            ("major=4,minor=1,node=/x", "kind=standin is the only kind"),
+            ("kind=standin,major=4,node=/x", "minor is missing"),
+            ("kind=standin,major=a,minor=1,node=/x", "major `a` is not a number"),
+            ("kind=standin,major=1,major=2", "`major` is given twice"),
+            ("kind=standin,colour=red", "unknown key `colour`"),
+            ("standin", "`standin` is not KEY=VALUE"),
+        ] {
+            let message = text.parse::<StandIn>().unwrap_err();
+            assert!(message.starts_with(expected), "{text}: {message}");
+        }
+    }
+
+    #[test]
+    fn a_missing_file_matters_only_when_named() {
+        let dir = tempfile::tempdir().unwrap();
+        let absent = dir.path().join("absent.toml");
+        let paths = Paths::from_env(|name| (name == "GPUREAP_CONFIG").then(|| absent.clone().into()));
+        assert_eq!(Config::load(paths.clone(), Overrides::default()).unwrap().maps, Maps::default());
+        let error = Config::load(paths, Overrides { config: Some(absent), ..Overrides::default() }).unwrap_err();
+        assert_eq!(exit_of(&error), Exit::Usage);
+    }
+
+    #[test]
+    fn paths_follow_the_environment() {
+        let paths = Paths::from_env(|name| (name == "GPUREAP_PROC").then(|| "/p".into()));
+        assert_eq!((paths.proc.to_str(), paths.sys.to_str()), (Some("/p"), Some("/sys")));
+        assert_eq!(Paths::from_env(|_| Some(OsString::new())), Paths::default());
+    }
+}

@@ -1,0 +1,4 @@
+//! The devices of this host.
+
+pub mod devices;
+pub mod select;
