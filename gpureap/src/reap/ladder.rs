@@ -25,7 +25,7 @@ pub struct Rungs {
     pub now: bool,
     /// From TERM to KILL.
     pub grace: Duration,
-    /// For everything.
+    /// From the last signal on.
     pub timeout: Duration,
 }
 
@@ -138,7 +138,6 @@ impl Ladder<'_> {
     /// Returns one fate for each row, in their order. Failures of single processes are fates, not errors.
     pub fn climb(&mut self, targets: &[&Row]) -> anyhow::Result<Vec<Fate>> {
         let Rungs { now, grace, timeout } = self.rungs;
-        let give_up = self.after(timeout);
         let mut climbers: Vec<Climber> = targets.iter().map(|row| self.open(row)).collect();
         for climber in climbers.iter_mut().filter(|climber| climber.handle.is_some()) {
             self.look(climber);
@@ -146,12 +145,10 @@ impl Ladder<'_> {
         if !now {
             self.send(&mut climbers, Signal::Term);
             let kill_at = self.after(grace);
-            self.wait(&mut climbers, kill_at.min(give_up), false)?;
-            if kill_at >= give_up {
-                return Ok(self.finish(climbers));
-            }
+            self.wait(&mut climbers, kill_at, false)?;
         }
         self.send(&mut climbers, Signal::Kill);
+        let give_up = self.after(timeout);
         self.wait(&mut climbers, give_up, true)?;
         Ok(self.finish(climbers))
     }

@@ -1,6 +1,7 @@
 //! Free GPUs: choose, plan, signal, wait, prove.
 
 pub mod ladder;
+pub mod people;
 pub mod pidfd;
 pub mod plan;
 pub mod reaper;

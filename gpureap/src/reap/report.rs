@@ -391,7 +391,7 @@ impl Parts<'_> {
         let Verdict { outcome, exit, verified, mut notes } = verdict;
         notes.extend(proof.view.notes.iter().cloned());
         if fates.iter().any(|fate| !fate.sent.is_empty()) {
-            notes.push("memory_free_ms is null: device memory is not looked at yet".to_owned());
+            notes.push("device memory is not looked at yet, only files".to_owned());
         }
         let process = |(row, fate): (&Row, &Fate)| {
             debug_assert!(same_process(row.key, fate.key), "fates come in the order of the targets");

@@ -152,6 +152,9 @@ pub fn report(report: &Report, escape: Escape) -> String {
             command(&entry.identity, escape)
         ));
     }
+    for note in &report.notes {
+        push(&mut text, &format!("note: {}", escape(note)));
+    }
     push(&mut text, &proof(report));
     text
 }
