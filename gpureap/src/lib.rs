@@ -1,8 +1,17 @@
 //! gpureap: who holds the GPU, and how to get it back.
 
+pub mod bpf;
+pub mod cli;
+pub mod commands;
 pub mod config;
+pub mod daemon;
+pub mod demo;
+pub mod doctor;
 pub mod error;
 pub mod exit_code;
 pub mod gpu;
 pub mod model;
+pub mod out;
+pub mod process;
 pub mod reap;
+pub mod run;

@@ -2,60 +2,34 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fs,
-    os::unix::fs::MetadataExt as _,
-    path::{Path, PathBuf},
+    path::PathBuf,
 };
 
 use super::{
     plan::Subject,
     report::{Identity, Parent, People},
 };
-use crate::model::{ProcKey, View};
-
-/// `PF_KTHREAD`, include/linux/sched.h.
-const KERNEL_THREAD: u64 = 0x0020_0000;
+use crate::{
+    model::{ProcKey, View},
+    process::Facts,
+};
 
 #[derive(Clone, Debug)]
 pub struct ProcPeople {
-    proc_root: PathBuf,
-}
-
-/// Fields of a stat line.
-struct Stat {
-    comm: String,
-    parent: u32,
-    session: u32,
-    flags: u64,
+    root: PathBuf,
 }
 
 impl ProcPeople {
-    pub fn new(proc_root: impl Into<PathBuf>) -> Self {
-        Self { proc_root: proc_root.into() }
-    }
-
-    fn dir(&self, pid: u32) -> PathBuf {
-        self.proc_root.join(pid.to_string())
-    }
-
-    fn stat(&self, pid: u32) -> Option<Stat> {
-        let line = fs::read(self.dir(pid).join("stat")).ok()?;
-        let line = String::from_utf8_lossy(&line);
-        let (name, rest) = (line.find('(')? + 1, line.rfind(')')?);
-        let fields: Vec<&str> = line.get(rest + 1..)?.split_ascii_whitespace().collect();
-        Some(Stat {
-            comm: line.get(name..rest)?.to_owned(),
-            parent: fields.get(1)?.parse().ok()?,
-            session: fields.get(3)?.parse().ok()?,
-            flags: fields.get(6)?.parse().ok()?,
-        })
+    pub fn new(root: impl Into<PathBuf>) -> Self {
+        Self { root: root.into() }
     }
 
     /// What the plan must know of the holders. A process that is gone is left out: it is not signalled anyway.
     pub fn subjects(&self, view: &View) -> BTreeMap<ProcKey, Subject> {
         let subject = |key: ProcKey| {
-            let Stat { session, flags, .. } = self.stat(key.tgid)?;
-            Some((key, Subject { session, kernel_thread: flags & KERNEL_THREAD != 0, ..Subject::default() }))
+            let facts = Facts::read(&self.root, key.tgid, key.start_ns)?;
+            let Facts { session, is_kernel_thread: kernel_thread, .. } = facts;
+            Some((key, Subject { session, kernel_thread, ..Subject::default() }))
         };
         view.holders.iter().filter_map(|holder| subject(holder.key)).collect()
     }
@@ -63,53 +37,29 @@ impl ProcPeople {
     /// The parent, its parent, and so on.
     pub fn ancestors(&self, pid: u32) -> BTreeSet<u32> {
         let mut ancestors = BTreeSet::new();
-        let mut next = self.stat(pid).map(|stat| stat.parent);
+        let parent = |pid| Facts::read_any(&self.root, pid).map(|facts| facts.ppid);
+        let mut next = parent(pid);
         while let Some(pid) = next.filter(|pid| *pid > 0 && ancestors.insert(*pid)) {
-            next = self.stat(pid).map(|stat| stat.parent);
+            next = parent(pid);
         }
         ancestors
     }
-
-    pub fn session(&self, pid: u32) -> u32 {
-        self.stat(pid).map_or(0, |stat| stat.session)
-    }
-}
-
-/// The innermost systemd unit of a cgroup path.
-fn unit(cgroup: &str) -> Option<String> {
-    let is_unit = |part: &&str| part.ends_with(".service") || part.ends_with(".scope");
-    cgroup.trim().rsplit('/').find(is_unit).map(str::to_owned)
-}
-
-fn arguments(path: &Path) -> Vec<String> {
-    let text = fs::read(path).unwrap_or_default();
-    let text = text.strip_suffix(b"\0").unwrap_or(&text);
-    if text.is_empty() {
-        return Vec::new();
-    }
-    text.split(|byte| *byte == 0).map(|word| String::from_utf8_lossy(word).into_owned()).collect()
 }
 
 impl People for ProcPeople {
     fn identity(&self, key: ProcKey) -> Identity {
-        let dir = self.dir(key.tgid);
-        let stat = self.stat(key.tgid);
-        let uid = fs::metadata(&dir).ok().map(|meta| meta.uid());
-        let cgroup = fs::read_to_string(dir.join("cgroup")).unwrap_or_default();
-        let parent = stat.as_ref().map(|stat| Parent {
-            pid: stat.parent,
-            comm: self.stat(stat.parent).map(|parent| parent.comm).unwrap_or_default(),
-        });
+        let unknown = Identity { pid: key.tgid, start_ns: key.start_ns, ..Identity::default() };
+        let Some(facts) = Facts::read(&self.root, key.tgid, key.start_ns) else { return unknown };
+        let parent = Facts::read_any(&self.root, facts.ppid);
         Identity {
-            pid: key.tgid,
-            start_ns: key.start_ns,
-            comm: stat.map(|stat| stat.comm).unwrap_or_default(),
-            argv: arguments(&dir.join("cmdline")),
-            uid,
-            user: uid.and_then(uzers::get_user_by_uid).map(|user| user.name().to_string_lossy().into_owned()),
-            unit: cgroup.lines().find_map(|line| unit(line.rsplit(':').next()?)),
-            container: None,
-            parent,
+            parent: Some(Parent { pid: facts.ppid, comm: parent.map(|parent| parent.comm).unwrap_or_default() }),
+            comm: facts.comm,
+            argv: facts.argv,
+            uid: facts.uid,
+            user: facts.user,
+            unit: facts.place.unit,
+            container: facts.place.container,
+            ..unknown
         }
     }
 }
@@ -121,20 +71,15 @@ mod tests {
     #[test]
     fn this_process() {
         let people = ProcPeople::new("/proc");
-        let identity = people.identity(ProcKey::new(std::process::id(), 5));
-        assert_eq!((identity.pid, identity.start_ns), (std::process::id(), 5));
+        let pid = std::process::id();
+        let start_ns = Facts::read_any("/proc".as_ref(), pid).unwrap().start_ns;
+        let identity = people.identity(ProcKey::new(pid, start_ns));
         assert!(!identity.comm.is_empty() && !identity.argv.is_empty());
-        assert_eq!(identity.uid, Some(rustix::process::getuid().as_raw()));
+        assert_eq!(identity.uid, Some(rustix::process::geteuid().as_raw()));
         let parent = identity.parent.unwrap().pid;
-        assert!(people.ancestors(std::process::id()).contains(&parent));
+        assert!(people.ancestors(pid).contains(&parent));
         assert_eq!(people.ancestors(u32::MAX), BTreeSet::new());
-    }
-
-    #[test]
-    fn units_of_cgroups() {
-        assert_eq!(unit("/system.slice/train.service\n").as_deref(), Some("train.service"));
-        assert_eq!(unit("/user.slice/user-1.slice/session-4.scope").as_deref(), Some("session-4.scope"));
-        assert_eq!(unit("/a.service/inner").as_deref(), Some("a.service"));
-        assert_eq!(unit("/"), None);
+        let other = people.identity(ProcKey::new(pid, start_ns + 1_000_000_000));
+        assert_eq!(other, Identity { pid, start_ns: start_ns + 1_000_000_000, ..Identity::default() });
     }
 }

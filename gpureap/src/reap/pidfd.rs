@@ -13,7 +13,7 @@ use rustix::{
 };
 
 use super::signaller::{Delivery, Handle, Opened, Signal, Signaller};
-use crate::model::ProcKey;
+use crate::{model::ProcKey, process::stat::Stat};
 
 const NANOS: u64 = 1_000_000_000;
 
@@ -41,11 +41,10 @@ impl Default for Pidfds {
     }
 }
 
-/// Field 22 of a stat line, in ticks. The name in field 2 may hold anything, `)` included.
-fn start_ticks(stat: &[u8]) -> Option<u64> {
-    let after_name = stat.iter().rposition(|byte| *byte == b')')? + 1;
-    let fields = std::str::from_utf8(stat.get(after_name..)?).ok()?;
-    fields.split_ascii_whitespace().nth(22 - 3)?.parse().ok()
+/// The clock that start times are told in.
+pub fn boottime_ns() -> u64 {
+    let Timespec { tv_sec, tv_nsec } = clock_gettime(ClockId::Boottime);
+    tv_sec as u64 * NANOS + tv_nsec as u64
 }
 
 fn is_readable(fd: &OwnedFd) -> io::Result<bool> {
@@ -56,8 +55,7 @@ fn is_readable(fd: &OwnedFd) -> io::Result<bool> {
 
 impl Signaller for Pidfds {
     fn now_ns(&self) -> u64 {
-        let Timespec { tv_sec, tv_nsec } = clock_gettime(ClockId::Boottime);
-        tv_sec as u64 * NANOS + tv_nsec as u64
+        boottime_ns()
     }
 
     fn open(&mut self, key: ProcKey) -> io::Result<Opened> {
@@ -74,8 +72,8 @@ impl Signaller for Pidfds {
         if is_readable(&pidfd)? {
             return Ok(Opened::Gone);
         }
-        let ticks = start_ticks(&stat?).ok_or_else(|| io::Error::other("its stat line has no start time"))?;
-        if ticks != key.start_ns / (NANOS / procfs::ticks_per_second()) {
+        let stat = Stat::parse(&stat?).ok_or_else(|| io::Error::other("its stat line has no start time"))?;
+        if !stat.started_at(key.start_ns) {
             return Ok(Opened::Reused);
         }
         self.open.push(pidfd);
@@ -141,17 +139,4 @@ fn exit_info(pidfd: &OwnedFd) -> Option<u32> {
     // request refuse it.
     let answer = unsafe { libc::ioctl(pidfd.as_raw_fd(), PIDFD_GET_INFO, &raw mut info) };
     (answer == 0 && info.mask & PIDFD_INFO_EXIT != 0).then_some(info.exit_code as u32)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::start_ticks;
-
-    #[test]
-    fn a_name_may_hold_brackets_and_spaces() {
-        let stat = b"7 (a) S 1 (b) R 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 4711 20 21";
-        assert_eq!(start_ticks(stat), Some(4711));
-        assert_eq!(start_ticks(b"7 (a) S 1"), None);
-        assert_eq!(start_ticks(b""), None);
-    }
 }

@@ -10,7 +10,10 @@ use super::{
     stuck::Coroner,
     verdict::{Proof, judge, settle},
 };
-use crate::model::{Device, Eyes, ProcKey, View};
+use crate::{
+    exit_code::Exit,
+    model::{Ancestor, Device, Eyes, ProcKey, View},
+};
 
 impl Scene {
     /// This host, now.
@@ -48,8 +51,18 @@ impl Reaper<'_> {
     /// Chooses from a view. `subjects` says what each of its holders is.
     pub fn plan(&self, view: View, subjects: &BTreeMap<ProcKey, Subject>) -> Planned {
         let plan = plan(&view, subjects, self.policy);
-        let identities = plan.rows.iter().map(|row| (row.key, self.people.identity(row.key))).collect();
+        let identities = plan.rows.iter().map(|row| (row.key, self.identity(row.key))).collect();
         Planned { view, plan, identities }
+    }
+
+    /// One that is gone already may still be remembered by the kernel side.
+    fn identity(&self, key: ProcKey) -> Identity {
+        let identity = self.people.identity(key);
+        let remembered = || self.eyes.lineage().lookup(key);
+        match Some(&identity).filter(|identity| identity.comm.is_empty()).and_then(|_| remembered()) {
+            Some(Ancestor { comm, argv, uid, .. }) => Identity { comm, argv, uid: Some(uid), ..identity },
+            None => identity,
+        }
     }
 
     fn parts<'p>(&'p self, planned: &'p Planned) -> Parts<'p> {
@@ -63,18 +76,20 @@ impl Reaper<'_> {
     }
 
     /// Signals, waits, and proves.
-    pub fn carry_out(&mut self, mut planned: Planned, rungs: Rungs, coroner: &Coroner) -> anyhow::Result<Report> {
+    pub fn carry_out(&mut self, mut planned: Planned, rungs: Rungs, coroner: &Coroner) -> anyhow::Result<(Report, Exit)> {
         let targets: Vec<&Row> = planned.plan.targets().collect();
         let mut ladder = Ladder { eyes: self.eyes, signaller: self.signaller, ledger: self.ledger, rungs };
         let mut fates = ladder.climb(&targets)?;
         let proof = Proof::take(self.eyes, self.signaller, &planned.plan, self.policy, &planned.view)?;
         let now = self.signaller.now_ns();
         settle(&mut fates, &proof, self.policy, now);
+        // Identities are kept from before; only those that appeared meanwhile are new.
         let verdict = judge(&planned.plan, &fates, &proof, self.policy);
         for holder in &proof.respawned {
-            planned.identities.insert(holder.key, self.people.identity(holder.key));
+            planned.identities.insert(holder.key, self.identity(holder.key));
         }
         let stuck = |key: ProcKey| coroner.examine(key.tgid, now.saturating_sub(key.start_ns) / 1_000_000_000);
-        Ok(self.parts(&planned).done(&fates, &proof, verdict, stuck, now))
+        let exit = verdict.exit;
+        Ok((self.parts(&planned).done(&fates, &proof, verdict, stuck, now), exit))
     }
 }

@@ -36,16 +36,19 @@ pub struct Record {
 }
 
 impl Record {
-    pub fn open(state_dir: &Path, scene: Scene, now_ns: fn() -> u64) -> Self {
-        let path = state_dir.join(FILE);
-        let opened = fs::create_dir_all(state_dir)
-            .and_then(|()| OpenOptions::new().append(true).create(true).mode(0o640).open(&path));
-        let mut record = Self { path, scene, now_ns, file: None, complaint: None };
+    /// The file is opened with the first signal.
+    pub fn new(state_dir: &Path, scene: Scene, now_ns: fn() -> u64) -> Self {
+        Self { path: state_dir.join(FILE), scene, now_ns, file: None, complaint: None }
+    }
+
+    fn open(&mut self) {
+        let dir = self.path.parent().unwrap_or(Path::new("/"));
+        let opened = fs::create_dir_all(dir)
+            .and_then(|()| OpenOptions::new().append(true).create(true).mode(0o640).open(&self.path));
         match opened {
-            Ok(file) => record.file = Some(file),
-            Err(error) => record.complain(&error),
+            Ok(file) => self.file = Some(file),
+            Err(error) => self.complain(&error),
         }
-        record
     }
 
     fn complain(&mut self, error: &io::Error) {
@@ -61,6 +64,9 @@ impl Record {
 
 impl Ledger for Record {
     fn before(&mut self, signal: Signal, to: &[ProcKey]) {
+        if self.file.is_none() && self.complaint.is_none() {
+            self.open();
+        }
         let Some(file) = &mut self.file else { return };
         let now = (self.now_ns)();
         let line = |key: &ProcKey| Line {
@@ -97,7 +103,7 @@ mod tests {
     fn every_signal_is_a_line_and_an_unwritable_place_is_said() {
         let dir = tempfile::tempdir().unwrap();
         let state = dir.path().join("state");
-        let mut record = Record::open(&state, Scene::default(), || 1_500_000_000);
+        let mut record = Record::new(&state, Scene::default(), || 1_500_000_000);
         record.before(Signal::Term, &[ProcKey::new(7, 70), ProcKey::new(8, 80)]);
         record.before(Signal::Kill, &[ProcKey::new(8, 80)]);
         assert_eq!(record.complaint(), None);
@@ -108,7 +114,7 @@ mod tests {
         assert_eq!(lines[2]["time"], "1970-01-01T00:00:01.500000Z");
         assert_eq!((lines[1]["pid"].as_u64(), lines[1]["start_ns"].as_u64()), (Some(8), Some(80)));
 
-        let mut nowhere = Record::open(&state.join(FILE), Scene::default(), || 0);
+        let mut nowhere = Record::new(&state.join(FILE), Scene::default(), || 0);
         nowhere.before(Signal::Kill, &[ProcKey::new(8, 80)]);
         assert!(nowhere.complaint().unwrap().contains("reaps.ndjson"));
     }

@@ -3,25 +3,25 @@
 use std::fmt::Write as _;
 
 use super::report::{Ending, ExitStatus, Identity, Outcome, Process, Report};
-use crate::model::Source;
+use crate::{
+    model::Source,
+    out::sanitize::{command_line, escape},
+};
 
 /// Longest command line that is shown.
 const COMMAND_WIDTH: usize = 80;
 
-/// Turns what a process calls itself into something that is safe on a terminal.
-pub type Escape = fn(&str) -> String;
-
-fn command(identity: &Identity, escape: Escape) -> String {
+fn command(identity: &Identity) -> String {
     let Identity { comm, argv, .. } = identity;
-    let text = if argv.is_empty() { format!("[{comm}]") } else { argv.join(" ") };
+    let text = if argv.is_empty() { format!("[{}]", escape(comm)) } else { command_line(argv) };
     let mut shown: String = text.chars().take(COMMAND_WIDTH).collect();
     if shown.len() < text.len() {
         shown.push('…');
     }
-    escape(&shown)
+    shown
 }
 
-fn who(identity: &Identity, escape: Escape) -> String {
+fn who(identity: &Identity) -> String {
     let Identity { pid, user, uid, .. } = identity;
     let user = user.clone().or_else(|| uid.map(|uid| uid.to_string())).unwrap_or_else(|| "?".to_owned());
     format!("{pid:>7}  {:<10}", escape(&user))
@@ -35,6 +35,10 @@ fn nodes(nodes: &[String]) -> String {
         }
         all => all.join(", "),
     }
+}
+
+pub const fn plural<'a>(count: usize, one: &'a str, many: &'a str) -> &'a str {
+    if count == 1 { one } else { many }
 }
 
 fn took(ms: f64) -> String {
@@ -71,7 +75,7 @@ fn ending(process: &Process) -> String {
     }
 }
 
-fn process(text: &mut String, entry: &Process, first_signal: &str, escape: Escape) {
+fn process(text: &mut String, entry: &Process, first_signal: &str) {
     let sent: Vec<&str> =
         entry.signals.iter().map(|sent| sent.signal.strip_prefix("SIG").unwrap_or(&sent.signal)).collect();
     let sent = match (entry.result, sent.is_empty()) {
@@ -81,9 +85,9 @@ fn process(text: &mut String, entry: &Process, first_signal: &str, escape: Escap
     };
     push(text, &format!(
         "{sent:<9} {}  {}  {}  {}",
-        who(&entry.identity, escape),
+        who(&entry.identity),
         nodes(&entry.nodes),
-        command(&entry.identity, escape),
+        command(&entry.identity),
         ending(entry)
     ));
     if let Some(stuck) = &entry.stuck {
@@ -106,37 +110,37 @@ fn push(text: &mut String, line: &str) {
 }
 
 /// The plan, before anything is done. `first_signal` is what the targets would get.
-pub fn plan(report: &Report, first_signal: &str, escape: Escape) -> String {
+pub fn plan(report: &Report, first_signal: &str) -> String {
     let mut text = String::new();
     for entry in &report.processes {
-        process(&mut text, entry, first_signal.strip_prefix("SIG").unwrap_or(first_signal), escape);
+        process(&mut text, entry, first_signal.strip_prefix("SIG").unwrap_or(first_signal));
     }
-    skipped(&mut text, report, escape);
+    skipped(&mut text, report);
     if text.is_empty() {
         push(&mut text, "nobody holds what was chosen");
     }
     text
 }
 
-fn skipped(text: &mut String, report: &Report, escape: Escape) {
+fn skipped(text: &mut String, report: &Report) {
     for entry in &report.skipped {
         push(text, &format!(
             "skipped   {}  {}  {}  {}",
-            who(&entry.identity, escape),
+            who(&entry.identity),
             nodes(&entry.nodes),
-            command(&entry.identity, escape),
+            command(&entry.identity),
             entry.reason.sentence()
         ));
     }
 }
 
 /// Everything that was done, and what it came to.
-pub fn report(report: &Report, escape: Escape) -> String {
+pub fn report(report: &Report) -> String {
     let mut text = String::new();
     for entry in &report.processes {
-        process(&mut text, entry, "", escape);
+        process(&mut text, entry, "");
     }
-    skipped(&mut text, report, escape);
+    skipped(&mut text, report);
     for entry in &report.respawned {
         let by = entry.identity.unit.as_ref().or(entry.identity.container.as_ref()).map_or_else(
             || {
@@ -147,9 +151,9 @@ pub fn report(report: &Report, escape: Escape) -> String {
         );
         push(&mut text, &format!(
             "appeared  {}  {}  {}{by}",
-            who(&entry.identity, escape),
+            who(&entry.identity),
             nodes(&entry.nodes),
-            command(&entry.identity, escape)
+            command(&entry.identity)
         ));
     }
     for note in &report.notes {
@@ -174,8 +178,8 @@ fn proof(report: &Report) -> String {
         Some(Outcome::NothingToDo) => format!("free: nobody held what was chosen{}", how(*verified, *source)),
         Some(Outcome::Freed) => {
             let gone = processes.len();
-            let plural = if gone == 1 { "" } else { "es" };
-            format!("freed in {time}: {gone} process{plural} gone{}", how(*verified, *source))
+            let what = plural(gone, "process", "processes");
+            format!("freed in {time}: {gone} {what} gone{}", how(*verified, *source))
         }
         Some(Outcome::Held) => {
             let mut causes = Vec::new();

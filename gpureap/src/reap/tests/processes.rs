@@ -120,7 +120,7 @@ fn reap(keys: Vec<ProcKey>, rungs: Rungs) -> Report {
         scene,
     };
     let planned = reaper.plan(eyes.view().unwrap(), &Subjects::new());
-    reaper.carry_out(planned, rungs, &Coroner::default()).unwrap()
+    reaper.carry_out(planned, rungs, &Coroner::default()).unwrap().0
 }
 
 #[test]

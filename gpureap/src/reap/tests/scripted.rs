@@ -36,7 +36,8 @@ pub(super) fn reap_with(world: &World, policy: &Policy, subjects: &Subjects, run
         scene,
     };
     let planned = reaper.plan(world.view().unwrap(), subjects);
-    let report = reaper.carry_out(planned, rungs, &Coroner::default()).unwrap();
+    let (report, exit) = reaper.carry_out(planned, rungs, &Coroner::default()).unwrap();
+    assert_eq!(report.exit_code, exit as u8);
     (report, told)
 }
 
@@ -368,9 +369,6 @@ fn an_incomplete_sweep_proves_nothing() {
 
 #[test]
 fn the_text_has_a_line_for_each_process_and_a_proof() {
-    fn escape(text: &str) -> String {
-        text.replace('\u{1b}', "\\e")
-    }
     let (report, _) = reap(
         vec![
             Actor { on_term: React::Ignore, ..actor(10) },
@@ -380,15 +378,15 @@ fn the_text_has_a_line_for_each_process_and_a_proof() {
         ],
         ladder_of(1_000, 2_000),
     );
-    let text = text::report(&report, escape);
+    let text = text::report(&report);
     let lines: Vec<&str> = text.lines().collect();
     assert_eq!(
         lines[0],
-        r"TERM+KILL      10  root        /dev/nvidia0  worker \e[31m--rank=10  killed by signal 9 after 1.00 s"
+        r"TERM+KILL      10  root        /dev/nvidia0  worker '\x1b[31m--rank=10'  killed by signal 9 after 1.00 s"
     );
     assert_eq!(
         lines[1],
-        r"TERM           11  root        /dev/nvidia0  worker \e[31m--rank=11  killed by signal 15 after 5.0 ms"
+        r"TERM           11  root        /dev/nvidia0  worker '\x1b[31m--rank=11'  killed by signal 15 after 5.0 ms"
     );
     assert!(lines[2].starts_with("TERM           12") && lines[2].ends_with("and lives on"), "{text}");
     assert!(lines[3].starts_with("appeared       20") && lines[3].ends_with("started by train.service"), "{text}");
@@ -413,7 +411,7 @@ fn a_dry_run_does_nothing() {
     let planned = reaper.plan(world.view().unwrap(), &Subjects::new());
     let report = reaper.dry_run(&planned);
     assert!(report.dry_run && report.outcome.is_none() && world.sent().is_empty());
-    let text = text::plan(&report, "SIGTERM", str::to_owned);
+    let text = text::plan(&report, "SIGTERM");
     assert!(text.starts_with("TERM           10  root") && text.ends_with("would be signalled\n"), "{text}");
 }
 
