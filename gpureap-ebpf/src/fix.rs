@@ -23,8 +23,7 @@ pub(crate) fn fix(ctx: RawTracePointContext) -> i32 {
     let argument = |n: usize| ctx.arg::<u64>(n);
     let result = match argument(0) {
         fix::ADJUST => {
-            let owner =
-                Me { task: 0, tgid: argument(4) as u32, tid: argument(5) as u32, start_ns: argument(6) };
+            let owner = Me { task: 0, tgid: argument(4) as u32, tid: argument(5) as u32, start_ns: argument(6) };
             table::adjust(argument(1), argument(2) as u32, argument(3) as i32, &owner, argument(7) as u32)
         }
         fix::ADJUST_FILE => adjust_file(argument(1), argument(2) as i32),

@@ -16,8 +16,7 @@ const ACCESS_MKNOD: u32 = 1;
 #[cgroup_device]
 pub(crate) fn node_open_gate(ctx: DeviceContext) -> i32 {
     // SAFETY: the kernel hands in a valid context.
-    let (access_type, major, minor) =
-        unsafe { ((*ctx.device).access_type, (*ctx.device).major, (*ctx.device).minor) };
+    let (access_type, major, minor) = unsafe { ((*ctx.device).access_type, (*ctx.device).major, (*ctx.device).minor) };
     let access = access_type >> 16;
     if access_type & 0xffff == TYPE_CHAR
         && access != ACCESS_MKNOD

@@ -19,8 +19,9 @@ use crate::{
         OFF_MM_ARG_END, OFF_MM_ARG_START, OFF_SIGNAL_EXIT_CODE, OFF_SIGNAL_LIVE, OFF_TASK_EXIT_CODE, OFF_TASK_MM,
         OFF_TASK_SIGNAL, member,
     },
+    lineage,
     maps::{LINEAGE, PROCS},
-    lineage, table,
+    table,
     task::{self, Me},
 };
 
@@ -123,8 +124,7 @@ unsafe fn read_args(task: u64, entry: *mut Lineage) {
         return;
     };
     let wanted = end.wrapping_sub(start);
-    let (length, cut) =
-        if wanted > ARGS_LEN as u64 { (ARGS_LEN as u64, lineage_flag::ARGS_CUT) } else { (wanted, 0) };
+    let (length, cut) = if wanted > ARGS_LEN as u64 { (ARGS_LEN as u64, lineage_flag::ARGS_CUT) } else { (wanted, 0) };
     // SAFETY: the caller's promise; the length is bounded by the field.
     unsafe {
         let failed =

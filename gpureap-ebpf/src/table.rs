@@ -204,8 +204,7 @@ pub(crate) fn adjust(table: u64, slot: u32, delta: i32, seen: &Me, flags: u32) -
 
 #[inline(always)]
 fn create(table: u64, me: &Me, now: u64, flags: u32) -> bool {
-    let record =
-        Table { start_ns: me.start_ns, born_ns: now, tgid: me.tgid, tid: me.tid, flags, ..Table::default() };
+    let record = Table { start_ns: me.start_ns, born_ns: now, tgid: me.tgid, tid: me.tid, flags, ..Table::default() };
     if TABLES.insert(table, record, NOEXIST).is_err() && TABLES.get_ptr(table).is_none() {
         count::up(counter::TABLES_FULL);
         return false;

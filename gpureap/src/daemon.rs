@@ -39,7 +39,9 @@ const DRAIN: usize = 1024;
 
 pub fn run(args: &DaemonArgs, config: &Config) -> anyhow::Result<Exit> {
     if !rustix::process::geteuid().is_root() {
-        return Err(Failure::not_permitted("the daemon needs root: it attaches kernel programs and pins their maps").into());
+        return Err(
+            Failure::not_permitted("the daemon needs root: it attaches kernel programs and pins their maps").into()
+        );
     }
     let _lock = Lock::take(&config.paths.run)?;
     let devices = devices::discover(&config.paths, &config.devices)?;

@@ -143,7 +143,9 @@ fn examine(config: &Config) -> Report {
             Some(backend) => {
                 checks.add("self-test", Verdict::Ok, format!("`{}` saw a real open and close", name(backend)));
             }
-            None => checks.add("self-test", Verdict::Failed, "no probe set runs on this kernel; the lines above say why"),
+            None => {
+                checks.add("self-test", Verdict::Failed, "no probe set runs on this kernel; the lines above say why")
+            }
         }
     } else {
         checks.add("self-test", Verdict::Failed, "not run: first cure what failed above");
@@ -178,7 +180,11 @@ fn device_checks(config: &Config, checks: &mut Checks) {
             checks.add(
                 "devices",
                 Verdict::Ok,
-                format!("{} GPUs, {} device nodes in all", devices.gpus().filter(|gpu| gpu.minor.is_some()).count(), devices.list().len()),
+                format!(
+                    "{} GPUs, {} device nodes in all",
+                    devices.gpus().filter(|gpu| gpu.minor.is_some()).count(),
+                    devices.list().len()
+                ),
             );
             for note in devices.notes() {
                 checks.add("devices", Verdict::Degraded, note.clone());

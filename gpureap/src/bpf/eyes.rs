@@ -156,7 +156,10 @@ impl KernelEyes {
                 }
             }
             if lost > healed {
-                notes.push(format!("{} events were lost since the last resync: this view is from a full sweep", lost - healed));
+                notes.push(format!(
+                    "{} events were lost since the last resync: this view is from a full sweep",
+                    lost - healed
+                ));
             }
         }
         Ok(View {
@@ -184,11 +187,8 @@ impl KernelEyes {
             }
         }
         let state = resync::read_maps(&self.handles).context("read the pinned maps")?;
-        let records = if join::needs_sweep(&state) {
-            self.handles.sweep(None)?
-        } else {
-            self.records(&join::to_verify(&state))?
-        };
+        let records =
+            if join::needs_sweep(&state) { self.handles.sweep(None)? } else { self.records(&join::to_verify(&state))? };
         let mut holders = join::from_map(&state, &records, &|dev| self.slot_of(dev));
         join::remember(&mut holders, &state.procs);
         let mut open_files = BTreeMap::new();
@@ -196,8 +196,7 @@ impl KernelEyes {
             *open_files.entry(file.slot).or_default() += 1;
         }
         let mut view = self.assemble(Source::Map, holders, open_files)?;
-        view.orphans =
-            join::orphans(&state.files, &records, clock::boottime_ns(), &|key| self.uses_uring(key));
+        view.orphans = join::orphans(&state.files, &records, clock::boottime_ns(), &|key| self.uses_uring(key));
         Ok(view)
     }
 
@@ -246,8 +245,7 @@ impl KernelEyes {
         }
         let mut view = self.assemble(source, holders, open_files)?;
         if counts {
-            view.orphans =
-                join::orphans(&state.files, &records, clock::boottime_ns(), &|key| self.uses_uring(key));
+            view.orphans = join::orphans(&state.files, &records, clock::boottime_ns(), &|key| self.uses_uring(key));
         }
         view.swept_ns = Some(clock::boottime_ns());
         Ok(view)
@@ -327,8 +325,8 @@ impl KernelEyes {
 
 /// Opens the pinned maps of a running tracer, if there is one that this build can read.
 pub fn from_pins(config: &Config, devices: &Devices) -> anyhow::Result<Result<KernelEyes, Vec<String>>> {
-    let (sets, _) = super::pins::list(&config.paths.pin)
-        .with_context(|| format!("read {}", config.paths.pin.display()))?;
+    let (sets, _) =
+        super::pins::list(&config.paths.pin).with_context(|| format!("read {}", config.paths.pin.display()))?;
     let mut notes = Vec::new();
     for set in sets {
         match Handles::from_pins(&set.dir) {

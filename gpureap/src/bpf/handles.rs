@@ -36,9 +36,13 @@ pub const MAPS: &[(&str, usize, usize)] = &[
 pub enum PinError {
     #[error("{path}: {source}")]
     Io { path: String, source: io::Error },
-    #[error("{path} is not gpureap's: its keys and values have {found_key} and {found_value} bytes, expected {key} and {value}")]
+    #[error(
+        "{path} is not gpureap's: its keys and values have {found_key} and {found_value} bytes, expected {key} and {value}"
+    )]
     Shape { path: String, found_key: u32, found_value: u32, key: usize, value: usize },
-    #[error("the pins in {path} have ABI {found}, this gpureap reads ABI {ABI_VERSION}: restart the daemon with this version")]
+    #[error(
+        "the pins in {path} have ABI {found}, this gpureap reads ABI {ABI_VERSION}: restart the daemon with this version"
+    )]
     Abi { path: String, found: u32 },
     #[error("the pins in {path} were not made by gpureap")]
     Foreign { path: String },

@@ -96,8 +96,7 @@ impl Loaded {
             sys::pin(program_fd(loaded)?, &programs.join(program.name))
                 .with_context(|| format!("pin program {}", program.name))?;
             if program.hook != Hook::OnDemand {
-                self.attach_one(program, &links.join(program.name), cgroup_root)
-                    .with_context(|| describe(program))?;
+                self.attach_one(program, &links.join(program.name), cgroup_root).with_context(|| describe(program))?;
                 attached.push(program.name.to_owned());
             }
         }
@@ -182,9 +181,7 @@ impl Loaded {
     }
 
     fn programs(&mut self, attached: &[String]) -> anyhow::Result<Programs> {
-        let mut take = |name: &str| -> anyhow::Result<_> {
-            Ok(sys::dup(&program_fd(self.get(name)?)?)?)
-        };
+        let mut take = |name: &str| -> anyhow::Result<_> { Ok(sys::dup(&program_fd(self.get(name)?)?)?) };
         Ok(Programs {
             sweep_fds: take("sweep_fds")?,
             sweep_maps: take("sweep_maps").ok(),
@@ -261,11 +258,8 @@ pub fn set_devices(maps: &Maps, devices: &Devices) -> anyhow::Result<()> {
         sys::update(maps.devices.as_fd(), &number, &record, sys::ANY).context("map DEVICES")?;
         sys::update(maps.majors.as_fd(), &device.major, &1_u32, sys::ANY).context("map MAJORS")?;
     }
-    let wanted: Vec<u32> = devices
-        .list()
-        .iter()
-        .map(|device| abi::dev(device.major, device.minor.unwrap_or(ANY_MINOR)))
-        .collect();
+    let wanted: Vec<u32> =
+        devices.list().iter().map(|device| abi::dev(device.major, device.minor.unwrap_or(ANY_MINOR))).collect();
     for (number, _) in sys::dump::<u32, Device>(maps.devices.as_fd())? {
         if !wanted.contains(&number) {
             sys::delete(maps.devices.as_fd(), &number)?;
@@ -335,10 +329,8 @@ fn describe(program: &Program) -> String {
 fn explain_load(error: &aya::EbpfError) -> anyhow::Error {
     let text = chain(error);
     if denied(error) {
-        return Failure::not_permitted(format!(
-            "this needs root, or CAP_BPF, CAP_PERFMON and CAP_SYS_ADMIN ({text})"
-        ))
-        .into();
+        return Failure::not_permitted(format!("this needs root, or CAP_BPF, CAP_PERFMON and CAP_SYS_ADMIN ({text})"))
+            .into();
     }
     Failure::unsupported(format!("the kernel does not take gpureap's maps ({text})")).into()
 }

@@ -3,8 +3,7 @@
 use crate::model::Backend;
 
 /// Built by `cargo xtask ebpf`, so that gpureap builds with stable Rust alone.
-pub static OBJECT: &[u8] =
-    aya::include_bytes_aligned!(concat!(env!("CARGO_MANIFEST_DIR"), "/bpf/gpureap.bpf.o"));
+pub static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("CARGO_MANIFEST_DIR"), "/bpf/gpureap.bpf.o"));
 
 /// Names the sources that the object was built from.
 static SOURCES: &str = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/bpf/SOURCES.sha256"));

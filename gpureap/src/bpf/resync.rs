@@ -130,13 +130,9 @@ fn apply(handles: &Handles, correction: &Fix) -> io::Result<bool> {
         }
         Fix::AdjustFile { address, delta } => vec![fix::ADJUST_FILE, *address, *delta as u64],
         Fix::CheckFile { address } => vec![fix::CHECK_FILE, *address],
-        Fix::Mark { key, flags, slot } => vec![
-            fix::MARK,
-            u64::from(key.tgid),
-            key.start_ns,
-            u64::from(*flags),
-            slot.map_or(fix::NO_SLOT, u64::from),
-        ],
+        Fix::Mark { key, flags, slot } => {
+            vec![fix::MARK, u64::from(key.tgid), key.start_ns, u64::from(*flags), slot.map_or(fix::NO_SLOT, u64::from)]
+        }
         Fix::ForgetTable { table } => vec![fix::FORGET_TABLE, *table],
     };
     let result = handles.fix(&arguments)?;
@@ -177,8 +173,7 @@ impl Base {
     /// What the last sweep left; `None` if it is not whole.
     pub fn last(handles: &Handles) -> io::Result<Option<Self>> {
         let check = handles.maps.state(State::BaseCheck)?;
-        let base =
-            Self { opens: handles.maps.state(State::BaseOpens)?, files: handles.maps.state(State::BaseFiles)? };
+        let base = Self { opens: handles.maps.state(State::BaseOpens)?, files: handles.maps.state(State::BaseFiles)? };
         Ok((check != 0 && check == base.check()).then_some(base))
     }
 }

@@ -40,9 +40,8 @@ pub const NOEXIST: u64 = 1;
 
 fn bpf<A>(command: i64, attributes: &mut A) -> io::Result<i64> {
     // SAFETY: the attribute is repr(C), fully initialised, and its size is passed; pointers in it outlive the call.
-    let result = unsafe {
-        libc::syscall(libc::SYS_bpf, command, (&raw mut *attributes).cast::<libc::c_void>(), size_of::<A>())
-    };
+    let result =
+        unsafe { libc::syscall(libc::SYS_bpf, command, (&raw mut *attributes).cast::<libc::c_void>(), size_of::<A>()) };
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
 }
 
@@ -126,8 +125,7 @@ pub fn iterate<T: Pod>(program: BorrowedFd<'_>, tgid: Option<u32>) -> io::Result
         link: u32,
         flags: u32,
     }
-    let iterator =
-        owned(bpf(command::ITER_CREATE, &mut IterCreate { link: link.as_raw_fd() as u32, flags: 0 })?);
+    let iterator = owned(bpf(command::ITER_CREATE, &mut IterCreate { link: link.as_raw_fd() as u32, flags: 0 })?);
     let mut file = File::from(iterator);
     let mut bytes = Vec::new();
     let mut chunk = vec![0; 1 << 16];
@@ -300,11 +298,8 @@ pub struct MapShape {
 
 pub fn map_shape(map: BorrowedFd<'_>) -> io::Result<MapShape> {
     let mut shape = MapShape::default();
-    let mut attributes = Info {
-        fd: map.as_raw_fd() as u32,
-        len: size_of::<MapShape>() as u32,
-        info: (&raw mut shape) as u64,
-    };
+    let mut attributes =
+        Info { fd: map.as_raw_fd() as u32, len: size_of::<MapShape>() as u32, info: (&raw mut shape) as u64 };
     bpf(command::OBJ_GET_INFO_BY_FD, &mut attributes)?;
     Ok(shape)
 }
@@ -314,8 +309,7 @@ pub fn skipped(program: BorrowedFd<'_>) -> io::Result<Option<u64>> {
     const MISSES: usize = offset_of!(bpf_prog_info, recursion_misses);
     const LEN: usize = size_of::<bpf_prog_info>();
     let mut info = [0_u64; LEN / 8];
-    let mut attributes =
-        Info { fd: program.as_raw_fd() as u32, len: LEN as u32, info: info.as_mut_ptr() as u64 };
+    let mut attributes = Info { fd: program.as_raw_fd() as u32, len: LEN as u32, info: info.as_mut_ptr() as u64 };
     bpf(command::OBJ_GET_INFO_BY_FD, &mut attributes)?;
     Ok((attributes.len as usize >= MISSES + 8).then(|| info[MISSES / 8]))
 }

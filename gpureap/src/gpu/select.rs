@@ -85,9 +85,7 @@ impl Devices {
             return Vec::new();
         }
         self.gpus()
-            .filter(|device| {
-                device.uuid.as_ref().is_some_and(|uuid| uuid.to_ascii_lowercase().starts_with(&wanted))
-            })
+            .filter(|device| device.uuid.as_ref().is_some_and(|uuid| uuid.to_ascii_lowercase().starts_with(&wanted)))
             .collect()
     }
 
@@ -100,10 +98,8 @@ impl Devices {
 fn describe(device: &Device) -> String {
     let Device { node, index, uuid, bdf, .. } = device;
     let mut text = node.display().to_string();
-    let details: Vec<String> = [index.map(|index| format!("index {index}")), uuid.clone(), bdf.clone()]
-        .into_iter()
-        .flatten()
-        .collect();
+    let details: Vec<String> =
+        [index.map(|index| format!("index {index}")), uuid.clone(), bdf.clone()].into_iter().flatten().collect();
     if !details.is_empty() {
         text += &format!(" ({})", details.join(", "));
     }

@@ -81,10 +81,8 @@ fn word(data: &[u8], at: usize) -> Result<u32, BtfError> {
 impl Btf {
     /// The running kernel's, normally `/sys/kernel/btf/vmlinux`.
     pub fn read(path: &Path) -> Result<Self, BtfError> {
-        let data = std::fs::read(path).map_err(|error| BtfError::Unreadable {
-            path: path.display().to_string(),
-            reason: error.to_string(),
-        })?;
+        let data = std::fs::read(path)
+            .map_err(|error| BtfError::Unreadable { path: path.display().to_string(), reason: error.to_string() })?;
         Self::parse(data)
     }
 
@@ -104,8 +102,7 @@ impl Btf {
         let strings = header + string_at;
 
         // Type 0 is void and not stored.
-        let mut types =
-            vec![Type { name: 0, kind: 0, vlen: 0, kind_flag: false, size_or_type: 0, at: 0 }];
+        let mut types = vec![Type { name: 0, kind: 0, vlen: 0, kind_flag: false, size_or_type: 0, at: 0 }];
         let mut at = header + type_at;
         while at < end {
             let info = word(&data, at + 4)?;
@@ -293,10 +290,7 @@ mod tests {
     fn what_is_not_there_is_named() {
         let btf = Btf::parse(sample()).unwrap();
         assert_eq!(btf.member("none", "x").unwrap_err().to_string(), "this kernel has no struct none");
-        assert_eq!(
-            btf.member("outer", "x").unwrap_err().to_string(),
-            "struct outer has no member x on this kernel"
-        );
+        assert_eq!(btf.member("outer", "x").unwrap_err().to_string(), "struct outer has no member x on this kernel");
         assert_eq!(btf.member("outer", "last"), Err(BtfError::BitField("outer".into(), "last".into())));
     }
 

@@ -27,6 +27,22 @@ pub fn json(document: &impl serde::Serialize) -> anyhow::Result<()> {
     raw(&bytes)
 }
 
+/// Text of our own making on stderr.
+#[expect(clippy::print_stderr, reason = "this module is the one place for it")]
+pub fn diagnostic_text(text: &str) -> anyhow::Result<()> {
+    eprint!("{text}");
+    io::stderr().flush()?;
+    Ok(())
+}
+
+/// Asks on the terminal; everything but a yes is a no.
+pub fn ask(question: &str) -> anyhow::Result<bool> {
+    diagnostic_text(question)?;
+    let mut answer = String::new();
+    io::stdin().read_line(&mut answer)?;
+    Ok(matches!(answer.trim().to_ascii_lowercase().as_str(), "y" | "yes"))
+}
+
 /// The reader of our output went away (`| head`): the end of the work, not an error.
 pub fn is_closed_pipe(error: &anyhow::Error) -> bool {
     error

@@ -168,8 +168,10 @@ mod tests {
             ("0::/\n", Some("/")),
             ("", None),
             ("garbage\n1:2\n", None),
-            ("5:memory:/slurm/uid_1/job_2\n1:name=systemd:/system.slice/slurmd.service\n0::/system.slice/slurmd.service\n",
-                Some("/slurm/uid_1/job_2")),
+            (
+                "5:memory:/slurm/uid_1/job_2\n1:name=systemd:/system.slice/slurmd.service\n0::/system.slice/slurmd.service\n",
+                Some("/slurm/uid_1/job_2"),
+            ),
             ("5:cpu,cpuacct:/a/b\n1:name=systemd:/c/d\n", Some("/c/d")),
             ("0::/a:b/c\n", Some("/a:b/c")),
         ] {

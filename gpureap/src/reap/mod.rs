@@ -1,7 +1,114 @@
-//! Placeholder, replaced at merge.
+//! Free GPUs: choose, plan, signal, wait, prove.
 
-use crate::{cli::ReapArgs, config::Config, error::Failure, exit_code::Exit};
+pub mod ladder;
+pub mod people;
+pub mod pidfd;
+pub mod plan;
+pub mod reaper;
+pub mod record;
+pub mod report;
+pub mod signaller;
+pub mod stuck;
+pub mod text;
+pub mod verdict;
 
-pub fn run(_args: &ReapArgs, _config: &Config) -> anyhow::Result<Exit> {
-    Err(Failure::unsupported("reap is not in this build yet").into())
+#[cfg(test)]
+mod tests;
+#[cfg(test)]
+mod world;
+
+use std::{collections::BTreeSet, io::IsTerminal as _, process};
+
+use self::{
+    ladder::Rungs,
+    people::ProcPeople,
+    pidfd::Pidfds,
+    plan::{Matching, Policy},
+    reaper::Reaper,
+    record::Record,
+    report::{Report, Scene},
+    signaller::{Signal, Signaller as _},
+    stuck::Coroner,
+};
+use crate::{
+    bpf,
+    cli::{Match, ReapArgs},
+    config::Config,
+    exit_code::Exit,
+    gpu::devices::{Devices, discover},
+    model::Eyes,
+    out,
+};
+
+pub fn run(args: &ReapArgs, config: &Config) -> anyhow::Result<Exit> {
+    let devices = discover(&config.paths, &config.devices)?;
+    let eyes = bpf::open_eyes(config, None)?;
+    reap(args, config, &devices, eyes.as_ref())
+}
+
+fn policy(args: &ReapArgs, config: &Config, devices: &Devices, people: &ProcPeople) -> anyhow::Result<Policy> {
+    let choosing = &args.choosing;
+    let chosen = || devices.select_all(&config.paths, &choosing.gpu, choosing.by);
+    Ok(Policy {
+        slots: if choosing.gpu.is_empty() { None } else { Some(chosen()?) },
+        matching: match args.matching() {
+            Match::Attached => Matching::Attached,
+            Match::Any => Matching::Any,
+        },
+        pids: choosing.pid.iter().copied().collect(),
+        own: process::id(),
+        own_session: rustix::process::getsid(None)?.as_raw_nonzero().get() as u32,
+        ancestors: people.ancestors(process::id()),
+        include_own_session: args.include_own_session,
+        include_protected: BTreeSet::new(),
+    })
+}
+
+/// A whole reap over any source.
+pub fn reap(args: &ReapArgs, config: &Config, devices: &Devices, eyes: &dyn Eyes) -> anyhow::Result<Exit> {
+    let mut signaller = Pidfds::new();
+    let scene = Scene::here(signaller.now_ns());
+    let people = ProcPeople::new(&config.paths.proc);
+    let policy = policy(args, config, devices, &people)?;
+    let view = eyes.view()?;
+    let subjects = people.subjects(&view);
+    let first = if args.now { Signal::Kill } else { Signal::Term };
+    let mut record = Record::new(&config.paths.state, scene.clone(), pidfd::boottime_ns);
+    let mut reaper = Reaper {
+        eyes,
+        signaller: &mut signaller,
+        ledger: &mut record,
+        people: &people,
+        devices: devices.list(),
+        policy: &policy,
+        scene,
+    };
+    let planned = reaper.plan(view, &subjects);
+    let targets = planned.plan.targets().count();
+    if args.dry_run {
+        let report = reaper.dry_run(&planned);
+        print(args, &report, || text::plan(&report, first.name()))?;
+        return Ok(Exit::Done);
+    }
+    if targets > 0 && !args.yes && std::io::stdin().is_terminal() {
+        out::diagnostic_text(&text::plan(&reaper.dry_run(&planned), first.name()))?;
+        let question = format!("send {first} to {targets} {}? [y/N] ", text::plural(targets, "process", "processes"));
+        if !out::ask(&question)? {
+            out::diagnostic_text("nothing was done\n")?;
+            return Ok(Exit::Held);
+        }
+    }
+    let rungs = Rungs { now: args.now, grace: args.grace, timeout: args.timeout };
+    let (mut report, exit) = reaper.carry_out(planned, rungs, &Coroner::new(&config.paths.proc))?;
+    report.notes.extend(record.complaint().map(str::to_owned));
+    print(args, &report, || text::report(&report))?;
+    Ok(exit)
+}
+
+fn print(args: &ReapArgs, report: &Report, text: impl Fn() -> String) -> anyhow::Result<()> {
+    if args.json {
+        out::raw(format!("{}\n", serde_json::to_string_pretty(report)?).as_bytes())
+    } else {
+        out::raw(text().as_bytes())
+    }
 }

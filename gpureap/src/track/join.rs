@@ -137,8 +137,7 @@ pub fn to_verify(state: &MapState) -> BTreeSet<u32> {
 /// Whether a table that several processes use holds a device: then only a sweep can say who they are.
 pub fn needs_sweep(state: &MapState) -> bool {
     state.holders.iter().any(|(key, count)| {
-        count.fds > 0
-            && state.tables.get(&key.table).is_some_and(|table| table.flags & table_flag::SHARED != 0)
+        count.fds > 0 && state.tables.get(&key.table).is_some_and(|table| table.flags & table_flag::SHARED != 0)
     })
 }
 
@@ -212,8 +211,7 @@ pub fn orphans(
     now_ns: u64,
     uses_uring: &dyn Fn(ProcKey) -> bool,
 ) -> Vec<Orphan> {
-    let mapped: HashSet<u64> =
-        records.iter().filter(|record| record.fd == MAPPING).map(|record| record.file).collect();
+    let mapped: HashSet<u64> = records.iter().filter(|record| record.fd == MAPPING).map(|record| record.file).collect();
     let mut groups: BTreeMap<(Slot, How, ProcKey), (u32, String)> = BTreeMap::new();
     for (address, file) in files {
         if file.fds > 0 || mapped.contains(address) {

@@ -16,14 +16,33 @@ use crate::model::Slot;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Fix {
     /// A file that no hook has seen the open of.
-    InsertFile { address: u64, file: File },
-    Adjust { table: u64, slot: Slot, delta: i32, owner: Option<Owner> },
-    AdjustFile { address: u64, delta: i32 },
+    InsertFile {
+        address: u64,
+        file: File,
+    },
+    Adjust {
+        table: u64,
+        slot: Slot,
+        delta: i32,
+        owner: Option<Owner>,
+    },
+    AdjustFile {
+        address: u64,
+        delta: i32,
+    },
     /// A file that nobody seems to have: it may have been freed unseen.
-    CheckFile { address: u64 },
-    Mark { key: ProcKey, flags: u32, slot: Option<Slot> },
+    CheckFile {
+        address: u64,
+    },
+    Mark {
+        key: ProcKey,
+        flags: u32,
+        slot: Option<Slot>,
+    },
     /// A table of no descriptors whose process is gone.
-    ForgetTable { table: u64 },
+    ForgetTable {
+        table: u64,
+    },
 }
 
 /// Whose a table is.
@@ -71,12 +90,8 @@ struct Seen {
 
 impl Seen {
     fn new(records: &[SweepRecord], slot_of: SlotOf<'_>) -> Self {
-        let mut seen = Self {
-            counts: BTreeMap::new(),
-            files: HashMap::new(),
-            owners: HashMap::new(),
-            processes: BTreeMap::new(),
-        };
+        let mut seen =
+            Self { counts: BTreeMap::new(), files: HashMap::new(), owners: HashMap::new(), processes: BTreeMap::new() };
         let mut descriptors = HashSet::new();
         for record in records {
             let Some(slot) = slot_of(record.dev) else { continue };
@@ -224,8 +239,7 @@ fn names(record: &Table, owner: Option<Owner>) -> bool {
         return record.flags & table_flag::SHARED != 0;
     }
     // SHARED once is SHARED for good: a reader then sweeps, which is right in any case.
-    record.flags & table_flag::SHARED != 0
-        || (record.tgid == owner.key.tgid && record.start_ns == owner.key.start_ns)
+    record.flags & table_flag::SHARED != 0 || (record.tgid == owner.key.tgid && record.start_ns == owner.key.start_ns)
 }
 
 #[cfg(test)]
@@ -308,10 +322,9 @@ mod tests {
         let mut map = MapState::default();
         let first = resync.round(&map, &records, &map, &slot_of);
         assert!(first.fixes.iter().any(|fix| matches!(fix, Fix::InsertFile { address: 0xa, .. })));
-        assert!(first.fixes.iter().any(|fix| matches!(
-            fix,
-            Fix::Mark { key: ProcKey { tgid: 8, .. }, slot: Some(0), .. }
-        )));
+        assert!(
+            first.fixes.iter().any(|fix| matches!(fix, Fix::Mark { key: ProcKey { tgid: 8, .. }, slot: Some(0), .. }))
+        );
         assert_eq!(first.pending, 2);
         map.files.insert(0xa, File { dev: 5, ..File::default() });
         let second = resync.round(&map, &records, &map, &slot_of);

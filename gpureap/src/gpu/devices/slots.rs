@@ -97,10 +97,8 @@ mod tests {
 
     fn devices(minors: &[u32]) -> Devices {
         let paths = Paths { proc: "/nonexistent".into(), ..Paths::default() };
-        let stand_ins: Vec<StandIn> = minors
-            .iter()
-            .map(|minor| StandIn::new(4, *minor, format!("/dev/tty{minor}").into()).unwrap())
-            .collect();
+        let stand_ins: Vec<StandIn> =
+            minors.iter().map(|minor| StandIn::new(4, *minor, format!("/dev/tty{minor}").into()).unwrap()).collect();
         super::super::discover(&paths, &stand_ins).unwrap()
     }
 

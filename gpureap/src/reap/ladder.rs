@@ -1,0 +1,275 @@
+//! Carries a plan out: take hold of every target, check it again, TERM, wait, KILL what is left, wait. All targets in
+//! parallel, each signal at most once for each process, and nothing is signalled that no longer holds.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
+
+use super::{
+    plan::{Row, same_process},
+    signaller::{Delivery, Handle, Opened, Signal, Signaller},
+};
+use crate::model::{Eyes, Holder, ProcKey, Slot};
+
+/// First and longest pause between two looks for a process that lets go without exiting.
+const LOOK_MIN: u64 = 1_000_000;
+const LOOK_MAX: u64 = 20_000_000;
+
+/// A killed process that holds nothing any more gets this long to finish exiting before it is left alone.
+const EXIT_AFTER_CLOSE: u64 = 500_000_000;
+
+#[derive(Clone, Copy, Debug)]
+pub struct Rungs {
+    /// KILL at once.
+    pub now: bool,
+    /// From TERM to KILL.
+    pub grace: Duration,
+    /// From the last signal on.
+    pub timeout: Duration,
+}
+
+/// Told of every batch of signals before it is sent.
+pub trait Ledger {
+    fn before(&mut self, signal: Signal, to: &[ProcKey]);
+}
+
+/// How it ended for one target.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum End {
+    /// It had exited before any signal.
+    Vanished,
+    /// The pid belonged to another process, which was left alone.
+    PidReused,
+    /// It let go of the chosen devices and lives on; nothing was sent if it had done so before.
+    Released,
+    Exited,
+    NotPermitted,
+    /// It could not be opened, looked at or signalled; the reason.
+    Failed(String),
+    /// It still holds.
+    Survived,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sent {
+    pub signal: Signal,
+    /// Boottime.
+    pub at_ns: u64,
+}
+
+#[derive(Clone, Debug)]
+pub struct Fate {
+    pub key: ProcKey,
+    pub end: End,
+    pub sent: Vec<Sent>,
+    pub exited_ns: Option<u64>,
+    /// When each chosen device was seen to be let go.
+    pub closed_ns: BTreeMap<Slot, u64>,
+    /// The chosen devices that it still holds.
+    pub holds: BTreeSet<Slot>,
+    /// Wait status.
+    pub status: Option<u32>,
+}
+
+impl Fate {
+    pub fn was_sent(&self, signal: Signal) -> bool {
+        self.sent.iter().any(|sent| sent.signal == signal)
+    }
+    /// When the last chosen device was let go.
+    pub fn all_closed_ns(&self) -> Option<u64> {
+        self.closed_ns.values().copied().max().filter(|_| self.holds.is_empty())
+    }
+}
+
+struct Climber {
+    fate: Fate,
+    /// `None` once it needs no more attention.
+    handle: Option<Handle>,
+    opened: Option<Handle>,
+}
+
+impl Climber {
+    fn end(&mut self, end: End) {
+        self.fate.end = end;
+        self.handle = None;
+    }
+
+    fn closed(&mut self, slots: impl IntoIterator<Item = Slot>, now: u64) {
+        for slot in slots {
+            if self.fate.holds.remove(&slot) {
+                self.fate.closed_ns.insert(slot, now);
+            }
+        }
+    }
+
+    fn exited(&mut self, now: u64) {
+        self.closed(self.fate.holds.clone(), now);
+        if self.fate.sent.is_empty() {
+            self.end(End::Vanished);
+        } else {
+            self.fate.exited_ns = Some(now);
+            self.end(End::Exited);
+        }
+    }
+
+    /// Notes which devices are still held. An answer about another process under the same pid counts as nothing held.
+    fn seen(&mut self, holder: Option<&Holder>, now: u64) {
+        let held: BTreeSet<Slot> = holder
+            .filter(|holder| same_process(holder.key, self.fate.key))
+            .map(|holder| {
+                holder.usage.iter().filter(|(_, usage)| usage.fds + usage.maps > 0).map(|(slot, _)| *slot).collect()
+            })
+            .unwrap_or_default();
+        let gone: Vec<Slot> = self.fate.holds.difference(&held).copied().collect();
+        self.closed(gone, now);
+    }
+}
+
+/// One climb of the ladder.
+pub struct Ladder<'a> {
+    pub eyes: &'a dyn Eyes,
+    pub signaller: &'a mut dyn Signaller,
+    pub ledger: &'a mut dyn Ledger,
+    pub rungs: Rungs,
+}
+
+impl Ladder<'_> {
+    /// Returns one fate for each row, in their order. Failures of single processes are fates, not errors.
+    pub fn climb(&mut self, targets: &[&Row]) -> anyhow::Result<Vec<Fate>> {
+        let Rungs { now, grace, timeout } = self.rungs;
+        let mut climbers: Vec<Climber> = targets.iter().map(|row| self.open(row)).collect();
+        for climber in climbers.iter_mut().filter(|climber| climber.handle.is_some()) {
+            self.look(climber);
+        }
+        if !now {
+            self.send(&mut climbers, Signal::Term);
+            let kill_at = self.after(grace);
+            self.wait(&mut climbers, kill_at, false)?;
+        }
+        self.send(&mut climbers, Signal::Kill);
+        let give_up = self.after(timeout);
+        self.wait(&mut climbers, give_up, true)?;
+        Ok(self.finish(climbers))
+    }
+
+    fn after(&self, time: Duration) -> u64 {
+        self.signaller.now_ns().saturating_add(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX))
+    }
+
+    fn open(&mut self, row: &Row) -> Climber {
+        let fate = Fate {
+            key: row.key,
+            end: End::Survived,
+            sent: Vec::new(),
+            exited_ns: None,
+            closed_ns: BTreeMap::new(),
+            holds: row.slots.clone(),
+            status: None,
+        };
+        let mut climber = Climber { fate, handle: None, opened: None };
+        let opened = self.signaller.open(row.key);
+        let now = self.signaller.now_ns();
+        match opened {
+            Ok(Opened::Here(handle)) => {
+                climber.handle = Some(handle);
+                climber.opened = Some(handle);
+            }
+            Ok(Opened::Gone) => climber.exited(now),
+            Ok(Opened::Reused) => {
+                climber.closed(row.slots.clone(), now);
+                climber.end(End::PidReused);
+            }
+            Err(error) => climber.end(End::Failed(format!("cannot take hold of it: {error}"))),
+        }
+        climber
+    }
+
+    /// Looks at what a process holds; one that has let go is done with unless it has been killed.
+    fn look(&self, climber: &mut Climber) {
+        let answer = self.eyes.look_at(climber.fate.key.tgid);
+        let now = self.signaller.now_ns();
+        match answer {
+            Ok(holder) => {
+                climber.seen(holder.as_ref(), now);
+                if climber.fate.holds.is_empty() && !climber.fate.was_sent(Signal::Kill) {
+                    climber.end(End::Released);
+                }
+            }
+            // Without a signal sent, not knowing that it still holds means not to signal.
+            Err(error) if climber.fate.sent.is_empty() => {
+                climber.end(End::Failed(format!("cannot see whether it still holds: {error:#}")));
+            }
+            Err(error) => tracing::debug!(pid = climber.fate.key.tgid, "look: {error:#}"),
+        }
+    }
+
+    fn send(&mut self, climbers: &mut [Climber], signal: Signal) {
+        let to: Vec<ProcKey> = climbers.iter().filter(|c| c.handle.is_some()).map(|c| c.fate.key).collect();
+        if to.is_empty() {
+            return;
+        }
+        self.ledger.before(signal, &to);
+        for climber in climbers {
+            let Some(handle) = climber.handle else { continue };
+            let at_ns = self.signaller.now_ns();
+            match self.signaller.send(handle, signal) {
+                Ok(Delivery::Delivered) => climber.fate.sent.push(Sent { signal, at_ns }),
+                Ok(Delivery::Gone) => climber.exited(at_ns),
+                Ok(Delivery::NotPermitted) => climber.end(End::NotPermitted),
+                Err(error) => climber.end(End::Failed(format!("{signal} failed: {error}"))),
+            }
+        }
+    }
+
+    /// Waits until no process needs attention, or until a boottime. The exits wake it; the looks only notice who lets
+    /// go and lives on.
+    fn wait(&mut self, climbers: &mut [Climber], until_ns: u64, killed: bool) -> anyhow::Result<()> {
+        let mut pause = if killed { LOOK_MAX } else { LOOK_MIN };
+        let mut look_at = self.signaller.now_ns() + pause;
+        loop {
+            let waiting: Vec<Handle> = climbers.iter().filter_map(|climber| climber.handle).collect();
+            if waiting.is_empty() {
+                return Ok(());
+            }
+            let ready: BTreeSet<Handle> = self.signaller.wait(&waiting, look_at.min(until_ns))?.into_iter().collect();
+            let now = self.signaller.now_ns();
+            let mut living = climbers.iter_mut().filter(|climber| climber.handle.is_some());
+            for climber in living.by_ref() {
+                if climber.handle.is_some_and(|handle| ready.contains(&handle)) {
+                    climber.exited(now);
+                }
+            }
+            let last = now >= until_ns;
+            if last || now >= look_at {
+                for climber in climbers.iter_mut().filter(|climber| climber.handle.is_some()) {
+                    self.look(climber);
+                    if climber.fate.all_closed_ns().is_some_and(|closed| now >= closed + EXIT_AFTER_CLOSE) {
+                        climber.end(End::Released);
+                    }
+                }
+                pause = (pause * 2).min(LOOK_MAX);
+                look_at = self.signaller.now_ns() + pause;
+            }
+            if last {
+                return Ok(());
+            }
+        }
+    }
+
+    fn finish(&self, climbers: Vec<Climber>) -> Vec<Fate> {
+        let finish = |mut climber: Climber| {
+            let told = climber.opened.filter(|_| climber.fate.end == End::Exited);
+            climber.fate.status = told.and_then(|handle| {
+                self.signaller
+                    .exit_status(handle)
+                    .or_else(|| Some(self.eyes.lineage().lookup(climber.fate.key)?.exit?.1))
+            });
+            if climber.fate.end == End::Survived && climber.fate.holds.is_empty() {
+                climber.fate.end = End::Released;
+            }
+            climber.fate
+        };
+        climbers.into_iter().map(finish).collect()
+    }
+}

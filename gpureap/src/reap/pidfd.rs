@@ -1,0 +1,142 @@
+//! The real [`Signaller`]: a pidfd for each process, so that a signal can only reach the process that was looked at.
+
+use std::{
+    fs, io,
+    os::fd::{AsFd as _, AsRawFd as _, OwnedFd},
+};
+
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    io::Errno,
+    process::{self, Pid, PidfdFlags, Resource, Rlimit},
+    time::{ClockId, clock_gettime},
+};
+
+use super::signaller::{Delivery, Handle, Opened, Signal, Signaller};
+use crate::{model::ProcKey, process::stat::Stat};
+
+const NANOS: u64 = 1_000_000_000;
+
+#[derive(Debug)]
+pub struct Pidfds {
+    open: Vec<OwnedFd>,
+}
+
+impl Pidfds {
+    /// Raises the soft limit of descriptors to the hard one: a reap may need one for each of some thousand holders.
+    pub fn new() -> Self {
+        let Rlimit { current, maximum } = process::getrlimit(Resource::Nofile);
+        if current != maximum
+            && let Err(error) = process::setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum })
+        {
+            tracing::debug!(%error, "the limit of open files stays as it is");
+        }
+        Self { open: Vec::new() }
+    }
+}
+
+impl Default for Pidfds {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// The clock that start times are told in.
+pub fn boottime_ns() -> u64 {
+    let Timespec { tv_sec, tv_nsec } = clock_gettime(ClockId::Boottime);
+    tv_sec as u64 * NANOS + tv_nsec as u64
+}
+
+fn is_readable(fd: &OwnedFd) -> io::Result<bool> {
+    let mut fds = [PollFd::new(fd, PollFlags::IN)];
+    poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }))?;
+    Ok(!fds[0].revents().is_empty())
+}
+
+impl Signaller for Pidfds {
+    fn now_ns(&self) -> u64 {
+        boottime_ns()
+    }
+
+    fn open(&mut self, key: ProcKey) -> io::Result<Opened> {
+        let Some(pid) = i32::try_from(key.tgid).ok().and_then(Pid::from_raw) else { return Ok(Opened::Gone) };
+        let pidfd = match process::pidfd_open(pid, PidfdFlags::empty()) {
+            Ok(pidfd) => pidfd,
+            // EINVAL, since 6.16 ENOENT: the number now names a thread that leads no process, so the process is gone.
+            Err(Errno::SRCH | Errno::INVAL | Errno::NOENT) => return Ok(Opened::Gone),
+            Err(error) => return Err(error.into()),
+        };
+        // The pidfd pins the identity; what stat says after the open is said of this process or of one after its death.
+        let stat = fs::read(format!("/proc/{}/stat", key.tgid));
+        // All threads have ended: at most a zombie without files is left, which waits for its parent.
+        if is_readable(&pidfd)? {
+            return Ok(Opened::Gone);
+        }
+        let stat = Stat::parse(&stat?).ok_or_else(|| io::Error::other("its stat line has no start time"))?;
+        if !stat.started_at(key.start_ns) {
+            return Ok(Opened::Reused);
+        }
+        self.open.push(pidfd);
+        Ok(Opened::Here(Handle(self.open.len() - 1)))
+    }
+
+    fn send(&mut self, handle: Handle, signal: Signal) -> io::Result<Delivery> {
+        let signal = match signal {
+            Signal::Term => process::Signal::TERM,
+            Signal::Kill => process::Signal::KILL,
+        };
+        match process::pidfd_send_signal(self.open[handle.0].as_fd(), signal) {
+            Ok(()) => Ok(Delivery::Delivered),
+            Err(Errno::SRCH) => Ok(Delivery::Gone),
+            Err(Errno::PERM) => Ok(Delivery::NotPermitted),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    fn wait(&mut self, handles: &[Handle], until_ns: u64) -> io::Result<Vec<Handle>> {
+        let mut fds: Vec<PollFd<'_>> =
+            handles.iter().map(|handle| PollFd::new(&self.open[handle.0], PollFlags::IN)).collect();
+        loop {
+            let left = until_ns.saturating_sub(self.now_ns());
+            let timeout = Timespec { tv_sec: (left / NANOS) as i64, tv_nsec: (left % NANOS) as i64 };
+            match poll(&mut fds, Some(&timeout)) {
+                Ok(_) => break,
+                Err(Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(handles.iter().zip(&fds).filter(|(_, fd)| !fd.revents().is_empty()).map(|(handle, _)| *handle).collect())
+    }
+
+    fn exit_status(&self, handle: Handle) -> Option<u32> {
+        exit_info(&self.open[handle.0])
+    }
+}
+
+/// `struct pidfd_info` in its first version, include/uapi/linux/pidfd.h.
+#[repr(C)]
+#[derive(Default)]
+struct PidfdInfo {
+    mask: u64,
+    cgroup_id: u64,
+    pid: u32,
+    tgid: u32,
+    ppid: u32,
+    ids: [u32; 8],
+    exit_code: i32,
+}
+
+const _: () = assert!(size_of::<PidfdInfo>() == 64);
+
+/// `_IOWR(0xFF, 11, struct pidfd_info)`.
+const PIDFD_GET_INFO: libc::c_ulong = 0xC040_FF0B;
+const PIDFD_INFO_EXIT: u64 = 1 << 3;
+
+/// The wait status, since 6.15 and once the parent has collected the zombie.
+fn exit_info(pidfd: &OwnedFd) -> Option<u32> {
+    let mut info = PidfdInfo { mask: PIDFD_INFO_EXIT, ..PidfdInfo::default() };
+    // SAFETY: the number encodes the size of this structure, which lives until the call returns; kernels without the
+    // request refuse it.
+    let answer = unsafe { libc::ioctl(pidfd.as_raw_fd(), PIDFD_GET_INFO, &raw mut info) };
+    (answer == 0 && info.mask & PIDFD_INFO_EXIT != 0).then_some(info.exit_code as u32)
+}

@@ -1,0 +1,199 @@
+//! Who is to be signalled. Pure: a view, what is known of the processes, and a policy go in; a plan comes out.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde::{Deserialize, Serialize};
+
+use crate::model::{Holder, ProcKey, Slot, Usage, View};
+
+/// Nanoseconds of the coarsest start time that a source may give: a tick of /proc/PID/stat.
+const TICK_NS: u64 = 10_000_000;
+
+/// Whether two keys name one process although one of them may come from /proc, which counts in ticks.
+pub fn same_process(one: ProcKey, other: ProcKey) -> bool {
+    one.tgid == other.tgid && one.start_ns / TICK_NS == other.start_ns / TICK_NS
+}
+
+/// Which handles count as holding.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Matching {
+    /// It has mapped the device, or was forked from a process that had.
+    Attached,
+    /// Any descriptor or mapping.
+    Any,
+}
+
+/// What a process is to its operator. The plan takes it as given.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Class {
+    #[default]
+    Job,
+    Monitor,
+    System,
+}
+
+/// What the plan must know of one process beyond what it holds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Subject {
+    pub class: Class,
+    /// The rule that classed it.
+    pub class_rule: String,
+    pub session: u32,
+    pub kernel_thread: bool,
+}
+
+impl Default for Subject {
+    fn default() -> Self {
+        Self { class: Class::Job, class_rule: "default".to_owned(), session: 0, kernel_thread: false }
+    }
+}
+
+/// What was chosen, and who is out of bounds.
+#[derive(Clone, Debug)]
+pub struct Policy {
+    /// The chosen devices; `None`: every device node, those that all GPUs share included.
+    pub slots: Option<BTreeSet<Slot>>,
+    pub matching: Matching,
+    /// Only these processes; empty: all.
+    pub pids: BTreeSet<u32>,
+    pub own: u32,
+    pub own_session: u32,
+    pub ancestors: BTreeSet<u32>,
+    pub include_own_session: bool,
+    /// Signal class `system` too, for the rules named here.
+    pub include_protected: BTreeSet<String>,
+}
+
+/// Why a chosen holder is not signalled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Skip {
+    #[serde(rename = "self")]
+    Own,
+    Ancestor,
+    OwnSession,
+    Init,
+    KernelThread,
+    Protected,
+    Monitor,
+}
+
+impl Skip {
+    pub const fn sentence(self) -> &'static str {
+        match self {
+            Self::Own => "it is this gpureap",
+            Self::Ancestor => "gpureap was started by it",
+            Self::OwnSession => "it belongs to gpureap's own session; --include-own-session or --pid takes it along",
+            Self::Init => "pid 1 is never signalled",
+            Self::KernelThread => "kernel threads are never signalled",
+            Self::Protected => "it is part of the system; --include-protected takes it along",
+            Self::Monitor => "it is a monitor; --stop-monitors stops its unit",
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Action {
+    Signal,
+    Skip(Skip),
+}
+
+/// One chosen holder.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Row {
+    pub key: ProcKey,
+    /// The chosen devices that it holds, and why it counts.
+    pub slots: BTreeSet<Slot>,
+    pub class: Class,
+    pub class_rule: String,
+    pub action: Action,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Plan {
+    pub rows: Vec<Row>,
+}
+
+impl Plan {
+    pub fn targets(&self) -> impl Iterator<Item = &Row> {
+        self.rows.iter().filter(|row| row.action == Action::Signal)
+    }
+    pub fn skipped(&self) -> impl Iterator<Item = (&Row, Skip)> {
+        self.rows.iter().filter_map(|row| match row.action {
+            Action::Signal => None,
+            Action::Skip(reason) => Some((row, reason)),
+        })
+    }
+}
+
+impl Policy {
+    fn counts(&self, slot: Slot, usage: &Usage) -> bool {
+        let chosen = self.slots.as_ref().is_none_or(|slots| slots.contains(&slot));
+        let holding = match self.matching {
+            Matching::Attached => usage.maps > 0 || usage.ever_mapped,
+            Matching::Any => true,
+        };
+        chosen && holding && usage.fds + usage.maps > 0
+    }
+
+    /// The chosen devices that this process holds in a way that counts.
+    pub fn chosen_slots(&self, holder: &Holder) -> BTreeSet<Slot> {
+        holder.usage.iter().filter(|(slot, usage)| self.counts(**slot, usage)).map(|(slot, _)| *slot).collect()
+    }
+
+    /// Whether a device is one of those to be freed.
+    pub fn wants(&self, slot: Slot) -> bool {
+        self.slots.as_ref().is_none_or(|slots| slots.contains(&slot))
+    }
+
+    fn action(&self, key: ProcKey, subject: &Subject) -> Action {
+        let Subject { class, class_rule, session, kernel_thread } = subject;
+        let skip = if key.tgid == self.own {
+            Skip::Own
+        } else if key.tgid <= 1 {
+            Skip::Init
+        } else if *kernel_thread {
+            Skip::KernelThread
+        } else if self.ancestors.contains(&key.tgid) {
+            Skip::Ancestor
+        } else if *session == self.own_session && !self.include_own_session && !self.pids.contains(&key.tgid) {
+            Skip::OwnSession
+        } else if *class == Class::System && !self.include_protected.contains(class_rule) {
+            Skip::Protected
+        } else if *class == Class::Monitor {
+            Skip::Monitor
+        } else {
+            return Action::Signal;
+        };
+        Action::Skip(skip)
+    }
+}
+
+/// Decides, for each holder that the policy chooses, whether it is signalled. A process of which nothing is known is
+/// classed as a job outside every session: its identity is checked again before any signal.
+pub fn plan(view: &View, subjects: &BTreeMap<ProcKey, Subject>, policy: &Policy) -> Plan {
+    let unknown = Subject::default();
+    let mut rows: Vec<Row> = view
+        .holders
+        .iter()
+        .filter(|holder| policy.pids.is_empty() || policy.pids.contains(&holder.key.tgid))
+        .filter_map(|holder| {
+            let slots = policy.chosen_slots(holder);
+            if slots.is_empty() {
+                return None;
+            }
+            let subject = subjects.get(&holder.key).unwrap_or(&unknown);
+            Some(Row {
+                key: holder.key,
+                slots,
+                class: subject.class,
+                class_rule: subject.class_rule.clone(),
+                action: policy.action(holder.key, subject),
+            })
+        })
+        .collect();
+    rows.sort_by_key(|row| row.key);
+    rows.dedup_by_key(|row| row.key);
+    Plan { rows }
+}

@@ -1,0 +1,121 @@
+//! `reaps.ndjson`: every signal, on disk before it is sent.
+
+use std::{
+    fs::{self, File, OpenOptions},
+    io::{self, Write as _},
+    os::unix::fs::OpenOptionsExt as _,
+    path::{Path, PathBuf},
+};
+
+use serde::Serialize;
+
+use super::{ladder::Ledger, report::Scene, signaller::Signal};
+use crate::model::ProcKey;
+
+pub const FILE: &str = "reaps.ndjson";
+
+#[derive(Serialize)]
+struct Line<'a> {
+    schema: &'static str,
+    time: String,
+    boot_id: &'a str,
+    signal: &'static str,
+    pid: u32,
+    start_ns: u64,
+    by_pid: u32,
+    by_uid: u32,
+}
+
+/// Appends to the file in the state directory. A reap goes on without it: [`Record::complaint`] says why it is missing.
+pub struct Record {
+    path: PathBuf,
+    scene: Scene,
+    now_ns: fn() -> u64,
+    file: Option<File>,
+    complaint: Option<String>,
+}
+
+impl Record {
+    /// The file is opened with the first signal.
+    pub fn new(state_dir: &Path, scene: Scene, now_ns: fn() -> u64) -> Self {
+        Self { path: state_dir.join(FILE), scene, now_ns, file: None, complaint: None }
+    }
+
+    fn open(&mut self) {
+        let dir = self.path.parent().unwrap_or(Path::new("/"));
+        let opened = fs::create_dir_all(dir)
+            .and_then(|()| OpenOptions::new().append(true).create(true).mode(0o640).open(&self.path));
+        match opened {
+            Ok(file) => self.file = Some(file),
+            Err(error) => self.complain(&error),
+        }
+    }
+
+    fn complain(&mut self, error: &io::Error) {
+        self.file = None;
+        self.complaint = Some(format!("signals are not recorded in {}: {error}", self.path.display()));
+    }
+
+    /// Why signals were sent without a record.
+    pub fn complaint(&self) -> Option<&str> {
+        self.complaint.as_deref()
+    }
+}
+
+impl Ledger for Record {
+    fn before(&mut self, signal: Signal, to: &[ProcKey]) {
+        if self.file.is_none() && self.complaint.is_none() {
+            self.open();
+        }
+        let Some(file) = &mut self.file else { return };
+        let now = (self.now_ns)();
+        let line = |key: &ProcKey| Line {
+            schema: "gpureap.signal/1",
+            time: self.scene.wall(now),
+            boot_id: &self.scene.boot_id,
+            signal: signal.name(),
+            pid: key.tgid,
+            start_ns: key.start_ns,
+            by_pid: std::process::id(),
+            by_uid: rustix::process::getuid().as_raw(),
+        };
+        let mut text = Vec::new();
+        let written = to
+            .iter()
+            .try_for_each(|key| {
+                serde_json::to_writer(&mut text, &line(key))?;
+                text.push(b'\n');
+                Ok::<(), io::Error>(())
+            })
+            .and_then(|()| file.write_all(&text))
+            .and_then(|()| file.sync_data());
+        if let Err(error) = written {
+            self.complain(&error);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_signal_is_a_line_and_an_unwritable_place_is_said() {
+        let dir = tempfile::tempdir().unwrap();
+        let state = dir.path().join("state");
+        let mut record = Record::new(&state, Scene::default(), || 1_500_000_000);
+        record.before(Signal::Term, &[ProcKey::new(7, 70), ProcKey::new(8, 80)]);
+        record.before(Signal::Kill, &[ProcKey::new(8, 80)]);
+        assert_eq!(record.complaint(), None);
+        let text = fs::read_to_string(state.join(FILE)).unwrap();
+        let lines: Vec<serde_json::Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        assert_eq!(lines.len(), 3);
+        assert_eq!(lines[2]["signal"], "SIGKILL");
+        assert_eq!(lines[2]["time"], "1970-01-01T00:00:01.500000Z");
+        assert_eq!((lines[1]["pid"].as_u64(), lines[1]["start_ns"].as_u64()), (Some(8), Some(80)));
+
+        let mut nowhere = Record::new(&state.join(FILE), Scene::default(), || 0);
+        nowhere.before(Signal::Kill, &[ProcKey::new(8, 80)]);
+        assert!(nowhere.complaint().unwrap().contains("reaps.ndjson"));
+    }
+}

@@ -1,0 +1,432 @@
+//! `gpureap.reap/1`: what was done and what it came to.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde::{Deserialize, Serialize};
+
+use super::{
+    ladder::{End, Fate},
+    plan::{Class, Plan, Policy, Row, Skip, same_process},
+    stuck::Stuck,
+    verdict::{Proof, Verdict},
+};
+use crate::{
+    exit_code::Exit,
+    model::{Backend, Device, DeviceKind, Holder, ProcKey, Slot, Source, View},
+};
+
+pub const SCHEMA: &str = "gpureap.reap/1";
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Outcome {
+    Freed,
+    NothingToDo,
+    Held,
+    Unkillable,
+    Protected,
+    KernelReference,
+}
+
+/// Who a process is, for people.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Identity {
+    pub pid: u32,
+    pub start_ns: u64,
+    pub comm: String,
+    pub argv: Vec<String>,
+    pub uid: Option<u32>,
+    pub user: Option<String>,
+    pub unit: Option<String>,
+    pub container: Option<String>,
+    pub parent: Option<Parent>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Parent {
+    pub pid: u32,
+    pub comm: String,
+}
+
+/// Knows processes by name.
+pub trait People {
+    fn identity(&self, key: ProcKey) -> Identity;
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Report {
+    pub schema: String,
+    pub host: String,
+    pub boot_id: String,
+    /// When the reap began, RFC 3339.
+    pub time: String,
+    pub dry_run: bool,
+    /// Null for a dry run.
+    pub outcome: Option<Outcome>,
+    pub exit_code: u8,
+    pub verified: bool,
+    pub source: Source,
+    pub backend: Option<Backend>,
+    pub processes: Vec<Process>,
+    pub devices: Vec<DeviceState>,
+    pub respawned: Vec<Respawned>,
+    pub skipped: Vec<Skipped>,
+    pub elapsed_ms: f64,
+    pub notes: Vec<String>,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Process {
+    #[serde(flatten)]
+    pub identity: Identity,
+    pub class: Class,
+    pub class_rule: String,
+    /// The chosen nodes that it held.
+    pub nodes: Vec<String>,
+    /// Null for a dry run.
+    pub result: Option<Ending>,
+    pub reason: Option<String>,
+    pub signals: Vec<SignalSent>,
+    /// From the first signal.
+    pub exited_ms: Option<f64>,
+    pub closed_ms: Option<f64>,
+    pub devices: Vec<Closing>,
+    /// How it ended, where the kernel tells.
+    pub exit: Option<ExitStatus>,
+    /// Why it does not end.
+    pub stuck: Option<Stuck>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Ending {
+    Vanished,
+    PidReused,
+    Released,
+    Exited,
+    NotPermitted,
+    Failed,
+    Survived,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct SignalSent {
+    pub signal: String,
+    pub time: String,
+    /// From the beginning of the reap.
+    pub after_ms: f64,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Closing {
+    pub node: String,
+    /// From the first signal; null while it is held.
+    pub closed_ms: Option<f64>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ExitStatus {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub code: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub signal: Option<u32>,
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub core: bool,
+}
+
+impl ExitStatus {
+    /// Takes a wait status apart.
+    pub const fn from_wait(status: u32) -> Self {
+        let signal = status & 0x7f;
+        if signal == 0 {
+            Self { code: Some((status >> 8) & 0xff), signal: None, core: false }
+        } else {
+            Self { code: None, signal: Some(signal), core: status & 0x80 != 0 }
+        }
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct DeviceState {
+    pub node: String,
+    pub kind: DeviceKind,
+    pub gpu: Option<u32>,
+    pub index: Option<u32>,
+    pub uuid: Option<String>,
+    pub bdf: Option<String>,
+    pub before: Count,
+    /// Null for a dry run.
+    pub after: Option<Count>,
+    /// From the first signal to the last close by a signalled process; null while one of them holds it.
+    pub closed_ms: Option<f64>,
+    /// Null: device memory is not looked at yet.
+    pub memory_free_ms: Option<f64>,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Count {
+    pub holders: u32,
+    /// Null where the source cannot count files.
+    pub open_files: Option<u32>,
+}
+
+impl Count {
+    fn of(view: &View, slot: Slot) -> Self {
+        let holds = |holder: &&Holder| holder.usage.get(&slot).is_some_and(|usage| usage.fds + usage.maps > 0);
+        Self {
+            holders: view.holders.iter().filter(holds).count() as u32,
+            open_files: view
+                .open_files
+                .get(&slot)
+                .copied()
+                .or_else(|| (view.source == Source::Map && view.backend != Some(Backend::Gate)).then_some(0)),
+        }
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Respawned {
+    #[serde(flatten)]
+    pub identity: Identity,
+    pub nodes: Vec<String>,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Skipped {
+    #[serde(flatten)]
+    pub identity: Identity,
+    pub class: Class,
+    pub class_rule: String,
+    pub nodes: Vec<String>,
+    pub reason: Skip,
+}
+
+/// Where and when.
+#[derive(Clone, Debug, Default)]
+pub struct Scene {
+    pub host: String,
+    pub boot_id: String,
+    /// Boottime at which the reap began.
+    pub begun_ns: u64,
+    /// Wall clock less boottime.
+    pub wall_offset_ns: i64,
+}
+
+impl Scene {
+    /// A boottime as RFC 3339.
+    pub fn wall(&self, boot_ns: u64) -> String {
+        let wall = i128::from(boot_ns) + i128::from(self.wall_offset_ns);
+        jiff::Timestamp::from_nanosecond(wall).map_or_else(|_| String::new(), |time| format!("{time:.6}"))
+    }
+}
+
+/// Milliseconds with three decimals.
+pub fn millis(from_ns: u64, to_ns: u64) -> f64 {
+    (to_ns.saturating_sub(from_ns) / 1_000) as f64 / 1_000.0
+}
+
+/// What the report is made of.
+pub struct Parts<'a> {
+    pub scene: &'a Scene,
+    pub policy: &'a Policy,
+    pub plan: &'a Plan,
+    pub before: &'a View,
+    pub devices: &'a [Device],
+    /// Of everyone named in the report; asked for before the signals, as afterwards there is nobody left to ask.
+    pub identities: &'a BTreeMap<ProcKey, Identity>,
+}
+
+impl Parts<'_> {
+    fn node(&self, slot: Slot) -> String {
+        let device = self.devices.iter().find(|device| device.slot == slot);
+        device.map_or_else(|| format!("slot {slot}"), |device| device.node.display().to_string())
+    }
+
+    fn nodes(&self, slots: &BTreeSet<Slot>) -> Vec<String> {
+        slots.iter().map(|slot| self.node(*slot)).collect()
+    }
+
+    fn identity(&self, key: ProcKey) -> Identity {
+        let unknown = || Identity { pid: key.tgid, start_ns: key.start_ns, ..Identity::default() };
+        self.identities.get(&key).cloned().unwrap_or_else(unknown)
+    }
+
+    fn process(&self, row: &Row) -> Process {
+        Process {
+            identity: self.identity(row.key),
+            class: row.class,
+            class_rule: row.class_rule.clone(),
+            nodes: self.nodes(&row.slots),
+            result: None,
+            reason: None,
+            signals: Vec::new(),
+            exited_ms: None,
+            closed_ms: None,
+            devices: Vec::new(),
+            exit: None,
+            stuck: None,
+        }
+    }
+
+    fn fate(&self, row: &Row, fate: &Fate, stuck: Option<Stuck>) -> Process {
+        let Fate { key: _, end, sent, exited_ns, closed_ns, holds: _, status } = fate;
+        let (result, reason) = match end {
+            End::Vanished => (Ending::Vanished, None),
+            End::PidReused => (Ending::PidReused, None),
+            End::Released => (Ending::Released, None),
+            End::Exited => (Ending::Exited, None),
+            End::NotPermitted => (Ending::NotPermitted, Some("not permitted to signal it".to_owned())),
+            End::Failed(reason) => (Ending::Failed, Some(reason.clone())),
+            End::Survived => (Ending::Survived, None),
+        };
+        let first = sent.first().map(|sent| sent.at_ns);
+        let since = |time: u64| Some(millis(first?, time));
+        Process {
+            result: Some(result),
+            reason,
+            signals: sent
+                .iter()
+                .map(|sent| SignalSent {
+                    signal: sent.signal.name().to_owned(),
+                    time: self.scene.wall(sent.at_ns),
+                    after_ms: millis(self.scene.begun_ns, sent.at_ns),
+                })
+                .collect(),
+            exited_ms: exited_ns.and_then(since),
+            closed_ms: fate.all_closed_ns().and_then(since),
+            devices: row
+                .slots
+                .iter()
+                .map(|slot| Closing { node: self.node(*slot), closed_ms: closed_ns.get(slot).copied().and_then(since) })
+                .collect(),
+            exit: status.map(ExitStatus::from_wait),
+            stuck,
+            ..self.process(row)
+        }
+    }
+
+    fn skipped(&self) -> Vec<Skipped> {
+        let skipped = |(row, reason): (&Row, Skip)| Skipped {
+            identity: self.identity(row.key),
+            class: row.class,
+            class_rule: row.class_rule.clone(),
+            nodes: self.nodes(&row.slots),
+            reason,
+        };
+        self.plan.skipped().map(skipped).collect()
+    }
+
+    /// The chosen devices, and of the others those that were held; with everything chosen only what was held, and GPUs.
+    fn device_states(&self, after: Option<&View>, fates: &[Fate]) -> Vec<DeviceState> {
+        let first = fates.iter().flat_map(|fate| &fate.sent).map(|sent| sent.at_ns).min();
+        let state = |device: &Device| {
+            let Device { slot, node, kind, gpu, index, uuid, bdf, .. } = device;
+            let holders = || fates.iter().filter(|fate| fate.holds.contains(slot) || fate.closed_ns.contains_key(slot));
+            let closed = holders().filter_map(|fate| fate.closed_ns.get(slot)).max();
+            let held = holders().any(|fate| fate.holds.contains(slot));
+            DeviceState {
+                node: node.display().to_string(),
+                kind: *kind,
+                gpu: *gpu,
+                index: *index,
+                uuid: uuid.clone(),
+                bdf: bdf.clone(),
+                before: Count::of(self.before, *slot),
+                after: after.map(|view| Count::of(view, *slot)),
+                closed_ms: first.zip(closed).filter(|_| !held).map(|(first, closed)| millis(first, *closed)),
+                memory_free_ms: None,
+            }
+        };
+        let chosen = |device: &&Device| {
+            self.policy.wants(device.slot)
+                && (device.kind.is_gpu() || Count::of(self.before, device.slot) != Count::default())
+        };
+        self.devices.iter().filter(chosen).map(state).collect()
+    }
+
+    fn report(&self, ended_ns: u64) -> Report {
+        Report {
+            schema: SCHEMA.to_owned(),
+            host: self.scene.host.clone(),
+            boot_id: self.scene.boot_id.clone(),
+            time: self.scene.wall(self.scene.begun_ns),
+            dry_run: false,
+            outcome: None,
+            exit_code: Exit::Done as u8,
+            verified: false,
+            source: self.before.source,
+            backend: self.before.backend,
+            processes: Vec::new(),
+            devices: Vec::new(),
+            respawned: Vec::new(),
+            skipped: self.skipped(),
+            elapsed_ms: millis(self.scene.begun_ns, ended_ns),
+            notes: Vec::new(),
+        }
+    }
+
+    /// The plan alone.
+    pub fn dry_run(&self, now_ns: u64) -> Report {
+        Report {
+            dry_run: true,
+            processes: self.plan.targets().map(|row| self.process(row)).collect(),
+            devices: self.device_states(None, &[]),
+            notes: self.before.notes.clone(),
+            ..self.report(now_ns)
+        }
+    }
+
+    /// What was done. `stuck` says why a survivor does not die.
+    pub fn done(
+        &self,
+        fates: &[Fate],
+        proof: &Proof,
+        verdict: Verdict,
+        stuck: impl Fn(ProcKey) -> Option<Stuck>,
+        ended_ns: u64,
+    ) -> Report {
+        let Verdict { outcome, exit, verified, mut notes } = verdict;
+        notes.extend(proof.view.notes.iter().cloned());
+        if fates.iter().any(|fate| !fate.sent.is_empty()) {
+            notes.push("device memory is not looked at yet, only files".to_owned());
+        }
+        let process = |(row, fate): (&Row, &Fate)| {
+            debug_assert!(same_process(row.key, fate.key), "fates come in the order of the targets");
+            self.fate(row, fate, stuck(fate.key).filter(|_| fate.end == End::Survived))
+        };
+        Report {
+            outcome: Some(outcome),
+            exit_code: exit as u8,
+            verified,
+            source: proof.view.source,
+            backend: proof.view.backend,
+            processes: self.plan.targets().zip(fates).map(process).collect(),
+            devices: self.device_states(Some(&proof.view), fates),
+            respawned: proof
+                .respawned
+                .iter()
+                .map(|holder| Respawned {
+                    identity: self.identity(holder.key),
+                    nodes: self.nodes(&self.policy.chosen_slots(holder)),
+                })
+                .collect(),
+            notes,
+            ..self.report(ended_ns)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn wait_statuses() {
+        let exit = |code, signal, core| ExitStatus { code, signal, core };
+        assert_eq!(ExitStatus::from_wait(0), exit(Some(0), None, false));
+        assert_eq!(ExitStatus::from_wait(137 << 8), exit(Some(137), None, false));
+        assert_eq!(ExitStatus::from_wait(9), exit(None, Some(9), false));
+        assert_eq!(ExitStatus::from_wait(0x80 | 6), exit(None, Some(6), true));
+        assert_eq!(serde_json::to_string(&ExitStatus::from_wait(9)).unwrap(), r#"{"signal":9}"#);
+    }
+}

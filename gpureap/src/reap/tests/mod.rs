@@ -1,0 +1,73 @@
+//! Reaps of scripted hosts, and of real processes.
+
+mod plans;
+mod processes;
+mod schema;
+mod scripted;
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::PathBuf,
+    time::Duration,
+};
+
+use super::{
+    ladder::Rungs,
+    plan::{Matching, Policy},
+    report::{Identity, Parent, People},
+};
+use crate::model::{Device, DeviceKind, ProcKey, Slot};
+
+/// Everything counts, nobody is out of bounds but pid 999, in session 900.
+fn policy() -> Policy {
+    Policy {
+        slots: None,
+        matching: Matching::Any,
+        pids: BTreeSet::new(),
+        own: 999,
+        own_session: 900,
+        ancestors: BTreeSet::new(),
+        include_own_session: false,
+        include_protected: BTreeSet::new(),
+    }
+}
+
+const fn ladder_of(grace_ms: u64, timeout_ms: u64) -> Rungs {
+    Rungs { now: false, grace: Duration::from_millis(grace_ms), timeout: Duration::from_millis(timeout_ms) }
+}
+
+fn device(slot: Slot) -> Device {
+    Device {
+        slot,
+        node: PathBuf::from(format!("/dev/nvidia{slot}")),
+        major: 195,
+        minor: Some(slot),
+        kind: DeviceKind::Gpu,
+        gpu: Some(slot),
+        index: None,
+        uuid: None,
+        bdf: None,
+        model: None,
+    }
+}
+
+/// Knows everyone as `worker`.
+struct Workers;
+
+impl People for Workers {
+    fn identity(&self, key: ProcKey) -> Identity {
+        Identity {
+            pid: key.tgid,
+            start_ns: key.start_ns,
+            comm: "worker".to_owned(),
+            argv: vec!["worker".to_owned(), format!("\u{1b}[31m--rank={}", key.tgid)],
+            uid: Some(0),
+            user: Some("root".to_owned()),
+            unit: Some("train.service".to_owned()),
+            container: None,
+            parent: Some(Parent { pid: 1, comm: "systemd".to_owned() }),
+        }
+    }
+}
+
+type Subjects = BTreeMap<ProcKey, super::plan::Subject>;

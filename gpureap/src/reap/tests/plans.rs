@@ -1,0 +1,204 @@
+//! Properties of plans.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use proptest::{collection, prelude::*};
+
+use super::Subjects;
+use crate::{
+    model::{Holder, How, ProcKey, Slot, Source, Usage, View},
+    reap::plan::{Action, Class, Matching, Plan, Policy, Skip, Subject, plan, same_process},
+};
+
+fn usage() -> impl Strategy<Value = Usage> {
+    (0..3u32, 0..2u32, any::<bool>()).prop_map(|(fds, maps, ever_mapped)| Usage {
+        fds,
+        maps,
+        ever_mapped,
+        ..Usage::default()
+    })
+}
+
+fn holder() -> impl Strategy<Value = Holder> {
+    (0..12u32, 1..4u64, collection::btree_map(0..4u32, usage(), 0..4)).prop_map(|(pid, start, usage)| Holder {
+        key: ProcKey::new(pid, start * 1_000_000_000),
+        usage,
+        how: [How::Fd].into(),
+        private_tids: BTreeSet::new(),
+        inherited_from: None,
+        from_snapshot: false,
+    })
+}
+
+fn view() -> impl Strategy<Value = View> {
+    collection::vec(holder(), 0..10).prop_map(|holders| View {
+        source: Source::Map,
+        backend: None,
+        complete: true,
+        cannot_see: BTreeSet::new(),
+        lost_events: 0,
+        swept_ns: None,
+        open_files: BTreeMap::new(),
+        holders,
+        orphans: Vec::new(),
+        notes: Vec::new(),
+    })
+}
+
+fn subjects() -> impl Strategy<Value = Vec<Subject>> {
+    let class = prop_oneof![Just(Class::Job), Just(Class::Monitor), Just(Class::System)];
+    let subject = (class, 0..4u32, any::<bool>()).prop_map(|(class, session, kernel_thread)| Subject {
+        class,
+        class_rule: "rule".to_owned(),
+        session,
+        kernel_thread,
+    });
+    collection::vec(subject, 12)
+}
+
+fn policy() -> impl Strategy<Value = Policy> {
+    let pids = || collection::btree_set(0..12u32, 0..4);
+    let slots = proptest::option::of(collection::btree_set(0..4u32, 0..4));
+    (slots, any::<bool>(), pids(), 0..12u32, 0..4u32, pids(), any::<bool>(), any::<bool>()).prop_map(
+        |(slots, attached, pids, own, own_session, ancestors, include_own_session, protected)| Policy {
+            slots,
+            matching: if attached { Matching::Attached } else { Matching::Any },
+            pids,
+            own,
+            own_session,
+            ancestors,
+            include_own_session,
+            include_protected: if protected { ["rule".to_owned()].into() } else { BTreeSet::new() },
+        },
+    )
+}
+
+fn known(view: &View, subjects: &[Subject]) -> Subjects {
+    view.holders.iter().map(|holder| (holder.key, subjects[holder.key.tgid as usize].clone())).collect()
+}
+
+fn chosen(plan: &Plan) -> BTreeSet<ProcKey> {
+    plan.rows.iter().map(|row| row.key).collect()
+}
+
+proptest! {
+    #[test]
+    fn nobody_out_of_bounds_is_a_target(view in view(), subjects in subjects(), policy in policy()) {
+        let plan = plan(&view, &known(&view, &subjects), &policy);
+        for row in plan.targets() {
+            let pid = row.key.tgid;
+            let subject = &subjects[pid as usize];
+            prop_assert!(pid > 1 && pid != policy.own && !policy.ancestors.contains(&pid));
+            prop_assert!(!subject.kernel_thread);
+            prop_assert!(
+                subject.session != policy.own_session || policy.include_own_session || policy.pids.contains(&pid)
+            );
+            prop_assert!(subject.class != Class::Monitor);
+            prop_assert!(subject.class != Class::System || !policy.include_protected.is_empty());
+        }
+    }
+
+    #[test]
+    fn every_row_holds_what_was_chosen(view in view(), subjects in subjects(), policy in policy()) {
+        let plan = plan(&view, &known(&view, &subjects), &policy);
+        for row in &plan.rows {
+            let of_row = |holder: &&Holder| holder.key == row.key;
+            prop_assert!(!row.slots.is_empty());
+            prop_assert!(policy.pids.is_empty() || policy.pids.contains(&row.key.tgid));
+            for slot in &row.slots {
+                prop_assert!(policy.slots.as_ref().is_none_or(|slots| slots.contains(slot)));
+                prop_assert!(view.holders.iter().filter(of_row).any(|holder| holder.usage.contains_key(slot)));
+            }
+        }
+        // And each process is in it once: one signal for each step.
+        prop_assert_eq!(chosen(&plan).len(), plan.rows.len());
+    }
+
+    #[test]
+    fn a_plan_of_its_own_holders_is_the_same(view in view(), subjects in subjects(), policy in policy()) {
+        let known = known(&view, &subjects);
+        let first = plan(&view, &known, &policy);
+        prop_assert_eq!(&first, &plan(&view, &known, &policy));
+        let keys = chosen(&first);
+        let mut rest = view.clone();
+        rest.holders.retain(|holder| keys.contains(&holder.key));
+        prop_assert_eq!(&first, &plan(&rest, &known, &policy));
+        // With the targets gone there is nobody left to signal.
+        let targets: BTreeSet<ProcKey> = first.targets().map(|row| row.key).collect();
+        rest.holders.retain(|holder| !targets.contains(&holder.key));
+        prop_assert_eq!(plan(&rest, &known, &policy).targets().count(), 0);
+    }
+
+    #[test]
+    fn a_narrower_choice_takes_nobody_new(
+        view in view(), subjects in subjects(), policy in policy(), slot in 0..4u32, pid in 0..12u32,
+    ) {
+        let known = known(&view, &subjects);
+        let wide = plan(&view, &known, &policy);
+        let slots = policy.slots.clone().unwrap_or_else(|| (0..4).collect::<BTreeSet<Slot>>());
+        let mut fewer_slots = policy.clone();
+        fewer_slots.slots = Some(slots.into_iter().filter(|other| *other != slot).collect());
+        let attached = Policy { matching: Matching::Attached, ..policy.clone() };
+        for narrow in [&fewer_slots, &attached] {
+            let narrow = plan(&view, &known, narrow);
+            prop_assert!(chosen(&narrow).is_subset(&chosen(&wide)));
+            prop_assert!(narrow.targets().all(|row| wide.targets().any(|other| other.key == row.key)));
+        }
+        // Naming a pid may only add one that its own session kept out.
+        let one = plan(&view, &known, &Policy { pids: [pid].into(), ..policy.clone() });
+        if policy.pids.is_empty() || policy.pids.contains(&pid) {
+            prop_assert!(chosen(&one).is_subset(&chosen(&wide)));
+            for row in one.targets() {
+                let before = wide.rows.iter().find(|other| other.key == row.key).unwrap().action;
+                prop_assert!(matches!(before, Action::Signal | Action::Skip(Skip::OwnSession)));
+            }
+        }
+    }
+}
+
+#[test]
+fn a_handle_on_another_gpu_is_not_a_reason_to_die() {
+    // F11: 23 handles and 3 maps on GPU 0, 3 handles on GPU 1.
+    let usage = |fds, maps| Usage { fds, maps, ever_mapped: maps > 0, ..Usage::default() };
+    let job = Holder {
+        key: ProcKey::new(7, 70),
+        usage: [(0, usage(23, 3)), (1, usage(3, 0)), (2, usage(8, 0))].into(),
+        how: [How::Fd].into(),
+        private_tids: BTreeSet::new(),
+        inherited_from: None,
+        from_snapshot: false,
+    };
+    let view = View { holders: vec![job], ..empty() };
+    let targets = |slots: Option<&[Slot]>, matching| {
+        let policy = Policy { slots: slots.map(|slots| slots.iter().copied().collect()), matching, ..super::policy() };
+        plan(&view, &Subjects::new(), &policy).targets().count()
+    };
+    assert_eq!(targets(Some(&[1]), Matching::Attached), 0);
+    assert_eq!(targets(Some(&[0]), Matching::Attached), 1);
+    assert_eq!(targets(Some(&[1]), Matching::Any), 1);
+    assert_eq!(targets(None, Matching::Any), 1);
+    assert_eq!(targets(Some(&[]), Matching::Any), 0);
+}
+
+fn empty() -> View {
+    View {
+        source: Source::Map,
+        backend: None,
+        complete: true,
+        cannot_see: BTreeSet::new(),
+        lost_events: 0,
+        swept_ns: None,
+        open_files: BTreeMap::new(),
+        holders: Vec::new(),
+        orphans: Vec::new(),
+        notes: Vec::new(),
+    }
+}
+
+#[test]
+fn ticks_and_nanoseconds_name_one_process() {
+    let key = ProcKey::new;
+    assert!(same_process(key(7, 1_234_567_890), key(7, 1_230_000_000)));
+    assert!(!same_process(key(7, 1_234_567_890), key(7, 1_240_000_000)));
+    assert!(!same_process(key(7, 1), key(8, 1)));
+}

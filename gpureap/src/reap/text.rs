@@ -1,0 +1,224 @@
+//! A reap for people: one line for each process, then the proof.
+
+use std::fmt::Write as _;
+
+use super::report::{Ending, ExitStatus, Identity, Outcome, Process, Report};
+use crate::{
+    model::Source,
+    out::sanitize::{command_line, escape},
+};
+
+/// Longest command line that is shown.
+const COMMAND_WIDTH: usize = 80;
+
+fn command(identity: &Identity) -> String {
+    let Identity { comm, argv, .. } = identity;
+    let text = if argv.is_empty() { format!("[{}]", escape(comm)) } else { command_line(argv) };
+    let mut shown: String = text.chars().take(COMMAND_WIDTH).collect();
+    if shown.len() < text.len() {
+        shown.push('…');
+    }
+    shown
+}
+
+fn who(identity: &Identity) -> String {
+    let Identity { pid, user, uid, .. } = identity;
+    let user = user.clone().or_else(|| uid.map(|uid| uid.to_string())).unwrap_or_else(|| "?".to_owned());
+    format!("{pid:>7}  {:<10}", escape(&user))
+}
+
+/// Several of a kind: `/dev/nvidia0, /dev/nvidia1 and 4 more`.
+fn nodes(nodes: &[String]) -> String {
+    match nodes {
+        [first, second, third, rest @ ..] if !rest.is_empty() => {
+            format!("{first}, {second}, {third} and {} more", rest.len())
+        }
+        all => all.join(", "),
+    }
+}
+
+pub const fn plural<'a>(count: usize, one: &'a str, many: &'a str) -> &'a str {
+    if count == 1 { one } else { many }
+}
+
+fn took(ms: f64) -> String {
+    if ms < 1_000.0 { format!("{ms:.1} ms") } else { format!("{:.2} s", ms / 1_000.0) }
+}
+
+fn ended(status: Option<&ExitStatus>) -> String {
+    match status {
+        Some(ExitStatus { signal: Some(signal), .. }) => format!("killed by signal {signal}"),
+        Some(ExitStatus { code: Some(code), .. }) => format!("exited {code}"),
+        _ => "exited".to_owned(),
+    }
+}
+
+fn ending(process: &Process) -> String {
+    let Process { result, reason, exited_ms, closed_ms, exit, stuck, .. } = process;
+    let after = |time: &Option<f64>| time.map_or_else(String::new, |ms| format!(" after {}", took(ms)));
+    let reason = reason.as_deref().unwrap_or("unknown reason");
+    match result {
+        None => "would be signalled".to_owned(),
+        Some(Ending::Exited) => format!("{}{}", ended(exit.as_ref()), after(exited_ms)),
+        Some(Ending::Released) => format!("let go{} and lives on", after(closed_ms)),
+        Some(Ending::Vanished) => "had gone already".to_owned(),
+        Some(Ending::PidReused) => "had gone already, its pid is another process's now".to_owned(),
+        Some(Ending::NotPermitted) => "not permitted".to_owned(),
+        Some(Ending::Failed) => format!("failed: {reason}"),
+        Some(Ending::Survived) => stuck.as_ref().map_or_else(
+            || "still holds".to_owned(),
+            |stuck| {
+                let wchan = stuck.wchan.as_ref().map_or_else(String::new, |wchan| format!(" in {wchan}"));
+                format!("still holds: thread {} in state {}{wchan}", stuck.tid, stuck.state)
+            },
+        ),
+    }
+}
+
+fn process(text: &mut String, entry: &Process, first_signal: &str) {
+    let sent: Vec<&str> =
+        entry.signals.iter().map(|sent| sent.signal.strip_prefix("SIG").unwrap_or(&sent.signal)).collect();
+    let sent = match (entry.result, sent.is_empty()) {
+        (None, _) => first_signal.to_owned(),
+        (Some(_), true) => "-".to_owned(),
+        (Some(_), false) => sent.join("+"),
+    };
+    push(
+        text,
+        &format!(
+            "{sent:<9} {}  {}  {}  {}",
+            who(&entry.identity),
+            nodes(&entry.nodes),
+            command(&entry.identity),
+            ending(entry)
+        ),
+    );
+    if let Some(stuck) = &entry.stuck {
+        push(
+            text,
+            &format!(
+                "          {} {} of age {} s{}",
+                escape(&stuck.thread),
+                stuck.tid,
+                stuck.age_s,
+                if stuck.kill_pending { ", SIGKILL is pending" } else { "" }
+            ),
+        );
+        for frame in &stuck.stack {
+            push(text, &format!("            {frame}"));
+        }
+    }
+}
+
+fn push(text: &mut String, line: &str) {
+    text.push_str(line.trim_end());
+    text.push('\n');
+}
+
+/// The plan, before anything is done. `first_signal` is what the targets would get.
+pub fn plan(report: &Report, first_signal: &str) -> String {
+    let mut text = String::new();
+    for entry in &report.processes {
+        process(&mut text, entry, first_signal.strip_prefix("SIG").unwrap_or(first_signal));
+    }
+    skipped(&mut text, report);
+    if text.is_empty() {
+        push(&mut text, "nobody holds what was chosen");
+    }
+    text
+}
+
+fn skipped(text: &mut String, report: &Report) {
+    for entry in &report.skipped {
+        push(
+            text,
+            &format!(
+                "skipped   {}  {}  {}  {}",
+                who(&entry.identity),
+                nodes(&entry.nodes),
+                command(&entry.identity),
+                entry.reason.sentence()
+            ),
+        );
+    }
+}
+
+/// Everything that was done, and what it came to.
+pub fn report(report: &Report) -> String {
+    let mut text = String::new();
+    for entry in &report.processes {
+        process(&mut text, entry, "");
+    }
+    skipped(&mut text, report);
+    for entry in &report.respawned {
+        let by = entry.identity.unit.as_ref().or(entry.identity.container.as_ref()).map_or_else(
+            || {
+                let parent = entry.identity.parent.as_ref();
+                parent
+                    .map_or_else(String::new, |parent| format!(", started by {} {}", parent.pid, escape(&parent.comm)))
+            },
+            |unit| format!(", started by {}", escape(unit)),
+        );
+        push(
+            &mut text,
+            &format!("appeared  {}  {}  {}{by}", who(&entry.identity), nodes(&entry.nodes), command(&entry.identity)),
+        );
+    }
+    for note in &report.notes {
+        push(&mut text, &format!("note: {}", escape(note)));
+    }
+    push(&mut text, &proof(report));
+    text
+}
+
+/// The last line.
+fn proof(report: &Report) -> String {
+    let Report { outcome, verified, source, processes, devices, respawned, skipped, elapsed_ms, .. } = report;
+    let time = took(*elapsed_ms);
+    let held: Vec<String> = devices
+        .iter()
+        .filter(|device| device.after.is_some_and(|after| after.holders > 0))
+        .map(|device| device.node.clone())
+        .collect();
+    let held = if held.is_empty() { "what was chosen".to_owned() } else { nodes(&held) };
+    match outcome {
+        None => "nothing was done".to_owned(),
+        Some(Outcome::NothingToDo) => format!("free: nobody held what was chosen{}", how(*verified, *source)),
+        Some(Outcome::Freed) => {
+            let gone = processes.len();
+            let what = plural(gone, "process", "processes");
+            format!("freed in {time}: {gone} {what} gone{}", how(*verified, *source))
+        }
+        Some(Outcome::Held) => {
+            let mut causes = Vec::new();
+            let still = processes
+                .iter()
+                .filter(|entry| matches!(entry.result, Some(Ending::Survived | Ending::NotPermitted | Ending::Failed)))
+                .count();
+            for (count, what) in
+                [(still, "not freed"), (respawned.len(), "appeared meanwhile"), (skipped.len(), "skipped")]
+            {
+                if count > 0 {
+                    causes.push(format!("{count} {what}"));
+                }
+            }
+            format!("still held after {time}: {held} ({})", causes.join(", "))
+        }
+        Some(Outcome::Unkillable) => format!("still held after {time}: {held}, by a process that SIGKILL does not end"),
+        Some(Outcome::Protected) => format!("still held: {held}, only by protected or monitor processes"),
+        Some(Outcome::KernelReference) => {
+            format!("no process holds what was chosen, but the kernel still has open files ({time})")
+        }
+    }
+}
+
+fn how(verified: bool, source: Source) -> String {
+    let mut text = String::new();
+    let written = match (verified, source) {
+        (true, _) => write!(text, ", verified by a full sweep of the kernel"),
+        (false, Source::Proc) => write!(text, ", as far as /proc shows to this caller"),
+        (false, _) => write!(text, ", not verified: the sweep was not complete"),
+    };
+    written.expect("writing to a string does not fail");
+    text
+}

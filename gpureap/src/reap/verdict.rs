@@ -1,0 +1,161 @@
+//! After the signals: a full sweep of the kernel, and what it proves.
+
+use std::{collections::BTreeSet, time::Duration};
+
+use super::{
+    ladder::{End, Fate},
+    plan::{Action, Plan, Policy, Skip, same_process},
+    report::Outcome,
+    signaller::{Signal, Signaller},
+};
+use crate::{
+    exit_code::Exit,
+    model::{Eyes, Holder, ProcKey, Slot, Source, View},
+};
+
+/// Files without an owner are often just being freed by a kernel worker: they are looked at again for this long.
+const ORPHANS_SETTLE: u64 = 1_000_000_000;
+const PAUSE_MAX: u64 = 20_000_000;
+
+/// What the last sweep saw of the chosen devices.
+#[derive(Clone, Debug)]
+pub struct Proof {
+    pub view: View,
+    /// Targets that still hold, or hold again.
+    pub still: Vec<ProcKey>,
+    /// Holders that were not there when the plan was made.
+    pub respawned: Vec<Holder>,
+    /// Holders that the plan skipped and that still hold.
+    pub skipped: Vec<(ProcKey, Skip)>,
+    /// Device files that no process refers to.
+    pub orphans: u32,
+}
+
+impl Proof {
+    /// Sweeps, and again while files without an owner are left. `before` is the view that the plan was made from.
+    pub fn take(
+        eyes: &dyn Eyes,
+        signaller: &mut dyn Signaller,
+        plan: &Plan,
+        policy: &Policy,
+        before: &View,
+    ) -> anyhow::Result<Self> {
+        let until = signaller.now_ns() + ORPHANS_SETTLE;
+        let mut pause = Duration::from_millis(1).as_nanos() as u64;
+        loop {
+            let proof = Self::of(eyes.sweep()?, plan, policy, before);
+            let now = signaller.now_ns();
+            if proof.orphans == 0 || plan.targets().next().is_none() || now >= until {
+                return Ok(proof);
+            }
+            signaller.wait(&[], now + pause)?;
+            pause = (pause * 2).min(PAUSE_MAX);
+        }
+    }
+
+    fn of(view: View, plan: &Plan, policy: &Policy, before: &View) -> Self {
+        let mut proof = Self { view, still: Vec::new(), respawned: Vec::new(), skipped: Vec::new(), orphans: 0 };
+        for holder in &proof.view.holders {
+            if policy.chosen_slots(holder).is_empty() {
+                continue;
+            }
+            let row = plan.rows.iter().find(|row| same_process(row.key, holder.key));
+            match row.map(|row| row.action) {
+                Some(Action::Signal) => proof.still.push(holder.key),
+                Some(Action::Skip(reason)) => proof.skipped.push((holder.key, reason)),
+                // A holder that was there before and that the filters left out stays as it is.
+                None if before.holders.iter().any(|old| same_process(old.key, holder.key)) => {}
+                None if holder.key.tgid == policy.own => {}
+                None => proof.respawned.push(holder.clone()),
+            }
+        }
+        proof.orphans =
+            proof.view.orphans.iter().filter(|orphan| policy.wants(orphan.slot)).map(|orphan| orphan.files).sum();
+        proof
+    }
+
+    /// What a process still holds of the chosen devices.
+    pub fn holds(&self, key: ProcKey, policy: &Policy) -> BTreeSet<Slot> {
+        let holder = self.view.holders.iter().find(|holder| same_process(holder.key, key));
+        holder.map(|holder| policy.chosen_slots(holder)).unwrap_or_default()
+    }
+}
+
+/// The sweep has the last word: a process that let go at the very end is released, one that took the device again has
+/// survived. Opens between the last look and the sweep are thereby seen.
+pub fn settle(fates: &mut [Fate], proof: &Proof, policy: &Policy, now_ns: u64) {
+    for fate in fates {
+        let holds = proof.holds(fate.key, policy);
+        let let_go: Vec<Slot> = fate.holds.difference(&holds).copied().collect();
+        for slot in let_go {
+            fate.closed_ns.insert(slot, now_ns);
+        }
+        for slot in &holds {
+            fate.closed_ns.remove(slot);
+        }
+        fate.holds = holds;
+        match fate.end {
+            End::Survived | End::NotPermitted | End::Failed(_) if fate.holds.is_empty() => {
+                fate.end = End::Released;
+            }
+            End::Released if !fate.holds.is_empty() => fate.end = End::Survived,
+            _ => {}
+        }
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Verdict {
+    pub outcome: Outcome,
+    pub exit: Exit,
+    /// A complete sweep found no chosen holder.
+    pub verified: bool,
+    pub notes: Vec<String>,
+}
+
+/// Weighs everything. With several causes the first of unkillable (4), held (3), protected (5) and kernel reference (6)
+/// wins. Holders that are skipped because gpureap was started by them, or in their session, are living holders that
+/// nobody protects: held.
+pub fn judge(plan: &Plan, fates: &[Fate], proof: &Proof, policy: &Policy) -> Verdict {
+    let unkillable = fates.iter().any(|fate| fate.end == End::Survived && fate.was_sent(Signal::Kill));
+    let protected = |reason: &Skip| matches!(reason, Skip::Protected | Skip::Monitor);
+    let held = !proof.still.is_empty()
+        || !proof.respawned.is_empty()
+        || proof.skipped.iter().any(|(_, reason)| !protected(reason));
+    let only_protected = proof.skipped.iter().any(|(_, reason)| protected(reason));
+    let refused = fates.iter().filter(|fate| fate.end == End::NotPermitted).count();
+    let nothing_done = fates.iter().all(|fate| matches!(fate.end, End::NotPermitted | End::Failed(_)));
+
+    let mut notes = Vec::new();
+    if refused > 0 {
+        notes.push(format!("not permitted to signal {refused} of {} processes; root may", fates.len()));
+    }
+    let (outcome, exit) = if unkillable {
+        (Outcome::Unkillable, Exit::Unkillable)
+    } else if held {
+        (Outcome::Held, if refused > 0 && nothing_done { Exit::NotPermitted } else { Exit::Held })
+    } else if only_protected {
+        (Outcome::Protected, Exit::Protected)
+    } else if proof.orphans > 0 {
+        notes.push(format!(
+            "{} device files are held by no process: in flight between sockets, or a kernel-side reference",
+            proof.orphans
+        ));
+        (Outcome::KernelReference, Exit::KernelReference)
+    } else if plan.rows.is_empty() {
+        (Outcome::NothingToDo, Exit::Done)
+    } else {
+        (Outcome::Freed, Exit::Done)
+    };
+
+    let verified = exit == Exit::Done && proof.view.complete && proof.view.source != Source::Proc;
+    if exit == Exit::Done && !verified {
+        // Chosen by pid, the processes themselves are the proof: their pidfds say that they are gone.
+        if policy.pids.is_empty() && !proof.view.complete {
+            notes.push("this caller cannot see every process, so it is not verified that the GPUs are free".to_owned());
+            return Verdict { outcome, exit: Exit::NotPermitted, verified, notes };
+        }
+        notes.push("not verified by a sweep of the kernel, only by what this caller may see".to_owned());
+    }
+    Verdict { outcome, exit, verified, notes }
+}
