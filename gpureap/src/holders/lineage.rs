@@ -12,7 +12,12 @@ use crate::{
 const MAX_DEPTH: usize = 64;
 
 /// From the parent upwards. Ends before pid 1, or where nobody knows further.
-pub(super) fn chain(key: ProcKey, source: &dyn LineageSource, proc: &Path, facts: Option<&Facts>) -> Vec<AncestorReport> {
+pub(super) fn chain(
+    key: ProcKey,
+    source: &dyn LineageSource,
+    proc: &Path,
+    facts: Option<&Facts>,
+) -> Vec<AncestorReport> {
     let mut list = Vec::new();
     let mut seen = BTreeSet::from([key]);
     let mut next = parent(source.lookup(key).as_ref(), facts, proc);
@@ -27,7 +32,7 @@ pub(super) fn chain(key: ProcKey, source: &dyn LineageSource, proc: &Path, facts
         next = parent(known.as_ref(), alive.as_ref(), proc);
         match (known, alive) {
             (None, None) => break,
-            (known, alive) => list.push(report(key, known, alive)),
+            (known, alive) => list.push(report(key, known.as_ref(), alive)),
         }
     }
     list
@@ -41,12 +46,15 @@ fn parent(known: Option<&Ancestor>, alive: Option<&Facts>, proc: &Path) -> Optio
     })
 }
 
-fn report(key: ProcKey, known: Option<Ancestor>, alive: Option<Facts>) -> AncestorReport {
-    let Ancestor { key: _, parent: _, comm, argv, argv_cut, uid, cgroup_id: _, exit } = known.clone().unwrap_or_default();
+fn report(key: ProcKey, known: Option<&Ancestor>, alive: Option<Facts>) -> AncestorReport {
+    let Ancestor { key: _, parent: _, comm, argv, argv_cut, uid, cgroup_id: _, exit } =
+        known.cloned().unwrap_or_default();
     let is_alive = alive.is_some();
     // What lives tells more than what was kept of it.
     let (comm, argv, argv_cut, uid) = match alive {
-        Some(Facts { comm, argv: full, uid: now, .. }) if !full.is_empty() || known.is_none() => (comm, full, false, now),
+        Some(Facts { comm, argv: full, uid: now, .. }) if !full.is_empty() || known.is_none() => {
+            (comm, full, false, now)
+        }
         _ => (comm, argv, argv_cut, Some(uid)),
     };
     AncestorReport {

@@ -5,9 +5,7 @@ pub mod report;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use report::{
-    DeviceReport, HeldReport, HolderReport, HoldersReport, OrphanReport, Origin, ProcessName, Role, SCHEMA,
-};
+use report::{DeviceReport, HeldReport, HolderReport, HoldersReport, Origin, OrphanReport, ProcessName, Role, SCHEMA};
 
 use crate::{
     config::Paths,
@@ -58,18 +56,8 @@ pub fn build(
     paths: &Paths,
     options: &Options,
 ) -> HoldersReport {
-    let View {
-        source,
-        backend,
-        complete,
-        cannot_see,
-        lost_events,
-        swept_ns,
-        open_files,
-        holders,
-        orphans,
-        notes,
-    } = view;
+    let View { source, backend, complete, cannot_see, lost_events, swept_ns, open_files, holders, orphans, notes } =
+        view;
     let Host { name, boot_id, now, boottime_ns: _ } = &options.host;
     let mut counts: BTreeMap<Slot, u32> = BTreeMap::new();
     let mut reports = Vec::new();

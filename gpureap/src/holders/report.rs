@@ -206,9 +206,12 @@ mod tests {
 
     #[test]
     fn wait_statuses() {
-        for (status, json) in
-            [(0, r#"{"code":0}"#), (137 << 8, r#"{"code":137}"#), (9, r#"{"signal":9}"#), (0x8b, r#"{"signal":11,"core":true}"#)]
-        {
+        for (status, json) in [
+            (0, r#"{"code":0}"#),
+            (137 << 8, r#"{"code":137}"#),
+            (9, r#"{"signal":9}"#),
+            (0x8b, r#"{"signal":11,"core":true}"#),
+        ] {
             assert_eq!(serde_json::to_string(&ExitReport::from_status(status)).unwrap(), json);
         }
     }

@@ -77,7 +77,12 @@ fn view(holders: Vec<Holder>) -> View {
         swept_ns: Some(599_000_000_000),
         open_files: BTreeMap::from([(0, 23), (1, 8), (3, 3)]),
         holders,
-        orphans: vec![Orphan { slot: 0, files: 1, how: How::InFlight, last_owner: Some((key(12), "sender".to_owned())) }],
+        orphans: vec![Orphan {
+            slot: 0,
+            files: 1,
+            how: How::InFlight,
+            last_owner: Some((key(12), "sender".to_owned())),
+        }],
         notes: Vec::new(),
     }
 }
@@ -99,7 +104,11 @@ pub(crate) fn left_behind(count: u32) -> HoldersReport {
     let holders = (0..count).map(|number| {
         let own = key(1000 + number);
         remember(&mut memory, own, key(51), None);
-        Holder { key: own, usage: BTreeMap::from([(0, Usage { fds: 2, ever_mapped: true, ..Usage::default() })]), ..job() }
+        Holder {
+            key: own,
+            usage: BTreeMap::from([(0, Usage { fds: 2, ever_mapped: true, ..Usage::default() })]),
+            ..job()
+        }
     });
     let holders = holders.collect();
     let devices = discover(&fixture(), &[]).unwrap();
@@ -115,8 +124,7 @@ fn recorded_job() {
     assert_eq!((holder.user.as_deref(), holder.unit.as_deref()), (Some("root"), Some("train.service")));
     assert_eq!(holder.threads, ["python3", "cuda00001400006", "cuda-EvtHandlr"]);
     let roles: Vec<_> = holder.devices.iter().map(|held| (held.node.as_str(), held.role)).collect();
-    let expected =
-        [("/dev/nvidia0", Some(Role::Attached)), ("/dev/nvidiactl", None), ("/dev/nvidia-uvm", None)];
+    let expected = [("/dev/nvidia0", Some(Role::Attached)), ("/dev/nvidiactl", None), ("/dev/nvidia-uvm", None)];
     assert_eq!(roles, expected);
     assert_eq!(holder.devices[0].first_open.unwrap().to_string(), "2026-11-30T17:21:00Z");
     assert_eq!(holder.parent.as_ref().unwrap().pid, 494);
@@ -199,8 +207,7 @@ fn a_holder_that_is_gone_is_none() {
     let mut memory = Memory::default();
     remember(&mut memory, key(77), key(1), Some(0));
     remember(&mut memory, key(78), key(1), None);
-    let report =
-        build(&view(vec![reused, exited, hidden]), &devices, &memory, &fixture(), &Options::all(host()));
+    let report = build(&view(vec![reused, exited, hidden]), &devices, &memory, &fixture(), &Options::all(host()));
     let seen: Vec<_> = report.holders.iter().map(|holder| (holder.pid, holder.comm.as_str(), holder.state)).collect();
     assert_eq!(seen, [(78, "p78", None)]);
     assert_eq!(report.devices[0].holders, 1);
