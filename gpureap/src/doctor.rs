@@ -60,7 +60,7 @@ pub fn run(args: &DoctorArgs, config: &Config) -> anyhow::Result<Exit> {
         Exit::NotPermitted
     };
     if args.json {
-        out::json(&report)?;
+        out::json::print(&report)?;
     } else {
         out::raw(text(&report).as_bytes())?;
     }

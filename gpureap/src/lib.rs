@@ -10,6 +10,7 @@ pub mod demo;
 pub mod doctor;
 pub mod error;
 pub mod exit_code;
+pub mod eyes;
 pub mod gpu;
 pub mod holders;
 pub mod host;

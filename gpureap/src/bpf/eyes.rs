@@ -61,6 +61,10 @@ impl KernelEyes {
         self
     }
 
+    pub const fn devices(&self) -> &Devices {
+        &self.devices
+    }
+
     pub const fn handles(&self) -> &Handles {
         &self.handles
     }

@@ -16,16 +16,24 @@ use crate::{
     config::Config,
     error::Failure,
     gpu::devices::Devices,
-    model::{Eyes, Source},
+    model::Source,
 };
 
-/// Opens the best source, or the one that is asked for: the pinned map of a running tracer, else a one-shot snapshot.
-/// `Source::Proc` is not the kernel's; the caller falls back to it when this fails and no source was asked for.
-pub fn open_eyes(config: &Config, devices: &Devices, source: Option<Source>) -> anyhow::Result<Box<dyn Eyes>> {
+/// Opens the best source, or the one that is asked for: the pinned map of a running tracer, else a one-shot snapshot;
+/// with it, the devices that it looks at. `Source::Proc` is not the kernel's: the caller falls back to it when this fails
+/// and no source was asked for.
+pub fn open_eyes(
+    config: &Config,
+    devices: &Devices,
+    source: Option<Source>,
+) -> anyhow::Result<(eyes::KernelEyes, Devices)> {
     let mut notes = Vec::new();
     if source != Some(Source::Snapshot) {
         match eyes::from_pins(config, devices) {
-            Ok(Ok(found)) => return Ok(Box::new(found)),
+            Ok(Ok(found)) => {
+                let traced = found.devices().clone();
+                return Ok((found, traced));
+            }
             Ok(Err(unreadable)) => notes = unreadable,
             // Pins are root's; without rights there may still be other sources.
             Err(error) => notes.push(format!("{error:#}")),
@@ -36,7 +44,7 @@ pub fn open_eyes(config: &Config, devices: &Devices, source: Option<Source>) -> 
         }
     }
     let handles = load::Loaded::new(config, devices)?.into_snapshot()?;
-    Ok(Box::new(eyes::KernelEyes::new(handles, devices.clone(), None, config).with_notes(notes)))
+    Ok((eyes::KernelEyes::new(handles, devices.clone(), None, config).with_notes(notes), devices.clone()))
 }
 
 /// A failed step on the pin directory, as a sentence with the right exit code.

@@ -32,7 +32,7 @@ pub(super) fn chain(
         next = parent(known.as_ref(), alive.as_ref(), proc);
         match (known, alive) {
             (None, None) => break,
-            (known, alive) => list.push(report(key, known, alive)),
+            (known, alive) => list.push(report(key, known.as_ref(), alive)),
         }
     }
     list
@@ -46,9 +46,9 @@ fn parent(known: Option<&Ancestor>, alive: Option<&Facts>, proc: &Path) -> Optio
     })
 }
 
-fn report(key: ProcKey, known: Option<Ancestor>, alive: Option<Facts>) -> AncestorReport {
+fn report(key: ProcKey, known: Option<&Ancestor>, alive: Option<Facts>) -> AncestorReport {
     let Ancestor { key: _, parent: _, comm, argv, argv_cut, uid, cgroup_id: _, exit } =
-        known.clone().unwrap_or_default();
+        known.cloned().unwrap_or_default();
     let is_alive = alive.is_some();
     // What lives tells more than what was kept of it.
     let (comm, argv, argv_cut, uid) = match alive {

@@ -64,11 +64,10 @@ fn pod(segment: &str, before: &str) -> Option<String> {
     let segment = segment.split(':').next().unwrap_or(segment);
     let uid = match segment.strip_suffix(".slice") {
         Some(slice) if slice.starts_with("kubepods") => slice.rsplit_once("-pod")?.1.replace('_', "-"),
-        Some(_) => return None,
         None if ["kubepods", "besteffort", "burstable", "guaranteed"].contains(&before) => {
             segment.strip_prefix("pod")?.to_owned()
         }
-        None => return None,
+        Some(_) | None => return None,
     };
     (uid.len() >= 32 && uid.bytes().all(|byte| byte.is_ascii_hexdigit() || byte == b'-')).then_some(uid)
 }

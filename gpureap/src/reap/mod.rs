@@ -31,18 +31,20 @@ use self::{
     stuck::Coroner,
 };
 use crate::{
-    bpf,
     cli::{Match, ReapArgs},
     config::Config,
     exit_code::Exit,
-    gpu::devices::{Devices, discover},
+    eyes::{self, Opened},
+    gpu::devices::Devices,
     model::Eyes,
     out,
 };
 
 pub fn run(args: &ReapArgs, config: &Config) -> anyhow::Result<Exit> {
-    let devices = discover(&config.paths, &config.devices)?;
-    let eyes = bpf::open_eyes(config, None)?;
+    let Opened { eyes, devices, note } = eyes::open(config, None)?;
+    if let Some(note) = note {
+        tracing::warn!("{note}");
+    }
     reap(args, config, &devices, eyes.as_ref())
 }
 
