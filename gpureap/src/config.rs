@@ -306,7 +306,7 @@ impl<'de, const MIN: u64> Deserialize<'de> for Period<MIN> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let text = String::deserialize(deserializer)?;
         let period = duration(&text).map_err(serde::de::Error::custom)?;
-        let (min, max) = (Duration::from_millis(MIN), Duration::from_secs(24 * 3600));
+        let (min, max) = (Duration::from_millis(MIN), Duration::from_hours(24));
         if period < min || period > max {
             return Err(serde::de::Error::custom(format!("`{text}` is not between {min:?} and 24h")));
         }

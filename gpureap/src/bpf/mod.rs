@@ -1,6 +1,10 @@
 //! Placeholder, replaced at merge.
 
-use crate::{config::Config, error::Failure, model::{Eyes, Source}};
+use crate::{
+    config::Config,
+    error::Failure,
+    model::{Eyes, Source},
+};
 
 /// Opens the best source, or the one that is asked for. The holders command falls back to /proc by itself when this
 /// fails with `Unsupported` or `NotPermitted` and no source was asked for.

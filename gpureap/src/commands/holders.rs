@@ -1,7 +1,102 @@
 //! `gpureap holders`.
 
-use crate::{cli::HoldersArgs, config::Config, error::Failure, exit_code::Exit};
+use std::collections::{BTreeMap, BTreeSet};
 
-pub fn run(_args: &HoldersArgs, _config: &Config) -> anyhow::Result<Exit> {
-    Err(Failure::unsupported("holders is not in this build yet").into())
+use crate::{
+    cli::{Choosing, HoldersArgs},
+    config::Config,
+    exit_code::Exit,
+    eyes::{self, Opened},
+    gpu::devices::{Devices, discover},
+    holders::{Options, build, report::HoldersReport},
+    host::Host,
+    model::{LineageSource, NoLineage, Source, View},
+    out,
+};
+
+pub fn run(args: &HoldersArgs, config: &Config) -> anyhow::Result<Exit> {
+    let report = report(args, config)?;
+    if args.json {
+        out::json::print(&report)?;
+    } else {
+        out::text::print(&report)?;
+    }
+    Ok(Exit::Done)
+}
+
+fn report(args: &HoldersArgs, config: &Config) -> anyhow::Result<HoldersReport> {
+    let HoldersArgs { choosing: Choosing { gpu, by, pid }, json, source, sweep } = args;
+    let devices = discover(&config.paths, &config.devices)?;
+    let slots = if gpu.is_empty() { None } else { Some(devices.select_all(&config.paths, gpu, *by)?) };
+    let finish = |view: &View, lineage: &dyn LineageSource, devices: &Devices| {
+        let host = Host::read(&config.paths.proc);
+        let options = Options { host, slots: slots.clone(), pids: pid.clone(), threads: *json };
+        build(view, devices, lineage, &config.paths, &options)
+    };
+    if devices.is_empty() {
+        // Nothing can be held: no look needed, nothing missed.
+        return Ok(finish(&nothing(source.unwrap_or(Source::Proc)), &NoLineage, &devices));
+    }
+    let Opened { eyes, note } = eyes::open(config, &devices, *source)?;
+    let mut view = if *sweep { eyes.sweep()? } else { eyes.view()? };
+    view.notes.extend(note);
+    Ok(finish(&view, eyes.lineage(), &devices))
+}
+
+fn nothing(source: Source) -> View {
+    View {
+        source,
+        backend: None,
+        complete: true,
+        cannot_see: BTreeSet::new(),
+        lost_events: 0,
+        swept_ns: None,
+        open_files: BTreeMap::new(),
+        holders: Vec::new(),
+        orphans: Vec::new(),
+        notes: Vec::new(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        config::{Paths, StandIn},
+        error::exit_of,
+    };
+
+    #[test]
+    fn a_host_without_devices_is_no_error() {
+        let paths = Paths { proc: "/nonexistent".into(), dev: "/nonexistent".into(), ..Paths::default() };
+        let config = Config { paths, ..Config::default() };
+        let report = report(&HoldersArgs::default(), &config).unwrap();
+        assert!(report.complete && report.devices.is_empty() && report.holders.is_empty());
+        let wrong = HoldersArgs {
+            choosing: Choosing { gpu: vec!["3".to_owned()], ..Choosing::default() },
+            ..HoldersArgs::default()
+        };
+        assert_eq!(exit_of(&super::report(&wrong, &config).unwrap_err()), Exit::Usage);
+    }
+
+    #[test]
+    fn from_proc_with_a_stand_in() {
+        // /dev/random: 1:8.
+        let file = std::fs::File::open("/dev/random").unwrap();
+        let devices = vec![StandIn::new(1, 8, "/dev/random".into()).unwrap()];
+        let config = Config { devices, ..Config::default() };
+        let me = std::process::id();
+        let args = HoldersArgs {
+            choosing: Choosing { gpu: vec!["/dev/random".to_owned()], pid: vec![me], ..Choosing::default() },
+            json: true,
+            source: Some(Source::Proc),
+            sweep: false,
+        };
+        let report = report(&args, &config).unwrap();
+        drop(file);
+        assert_eq!(report.source, Source::Proc);
+        let [holder] = report.holders.as_slice() else { panic!("{report:?}") };
+        assert_eq!((holder.pid, holder.devices[0].node.as_str()), (me, "/dev/random"));
+        assert!(holder.devices[0].fds >= 1 && !holder.threads.is_empty());
+    }
 }

@@ -28,8 +28,10 @@ mod tests {
     fn a_page_for_each_command() {
         let dir = tempfile::tempdir().unwrap();
         write(dir.path()).unwrap();
-        let mut names: Vec<String> =
-            std::fs::read_dir(dir.path()).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+        let mut names: Vec<String> = std::fs::read_dir(dir.path())
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .collect();
         names.sort();
         let expected = ["-completions", "-daemon", "-demo", "-doctor", "-holders", "-man", "-reap", ""];
         assert_eq!(names, expected.map(|part| format!("gpureap{part}.1")));

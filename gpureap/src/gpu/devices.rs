@@ -108,7 +108,10 @@ pub fn discover(paths: &Paths, stand_ins: &[StandIn]) -> Result<Devices, Failure
     let wildcards = majors.wildcards();
     let room = MAX_SLOTS as usize - wildcards.len();
     if stand_ins.len() > room.saturating_sub(gpu_count) {
-        return Err(Failure::usage(format!("{} stand-in devices are too many: {room} devices have room", stand_ins.len())));
+        return Err(Failure::usage(format!(
+            "{} stand-in devices are too many: {room} devices have room",
+            stand_ins.len()
+        )));
     }
     if named.len() > room {
         notes.push(format!(
@@ -315,7 +318,8 @@ fn numbered(dir: &Path, prefix: &str, major: u32) -> BTreeSet<u32> {
     for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
         let name = entry.file_name();
         let digits = name.to_str().and_then(|name| name.strip_prefix(prefix));
-        let Some(minor) = digits.and_then(|digits| digits.parse::<u32>().ok()).filter(|minor| *minor < ANY_MINOR) else {
+        let Some(minor) = digits.and_then(|digits| digits.parse::<u32>().ok()).filter(|minor| *minor < ANY_MINOR)
+        else {
             continue;
         };
         match fs::metadata(entry.path()) {
@@ -359,7 +363,9 @@ fn fingerprint(paths: &Paths, list: &[Device]) -> u64 {
     for Device { slot, node, major, minor, kind, gpu: _, index: _, uuid, bdf, model: _ } in list {
         (slot, node, major, minor, kind, uuid, bdf).hash(&mut hasher);
     }
-    for place in [paths.sys.join("module/nvidia"), paths.sys.join("module/nvidia_uvm"), paths.proc.join("driver/nvidia")] {
+    for place in
+        [paths.sys.join("module/nvidia"), paths.sys.join("module/nvidia_uvm"), paths.proc.join("driver/nvidia")]
+    {
         fs::metadata(place).ok().map(|meta| (meta.ino(), meta.dev())).hash(&mut hasher);
     }
     hasher.finish()

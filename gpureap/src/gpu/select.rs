@@ -85,9 +85,7 @@ impl Devices {
             return Vec::new();
         }
         self.gpus()
-            .filter(|device| {
-                device.uuid.as_ref().is_some_and(|uuid| uuid.to_ascii_lowercase().starts_with(&wanted))
-            })
+            .filter(|device| device.uuid.as_ref().is_some_and(|uuid| uuid.to_ascii_lowercase().starts_with(&wanted)))
             .collect()
     }
 
@@ -99,15 +97,10 @@ impl Devices {
 
 fn describe(device: &Device) -> String {
     let Device { node, index, uuid, bdf, .. } = device;
-    let mut text = node.display().to_string();
-    let details: Vec<String> = [index.map(|index| format!("index {index}")), uuid.clone(), bdf.clone()]
-        .into_iter()
-        .flatten()
-        .collect();
-    if !details.is_empty() {
-        text += &format!(" ({})", details.join(", "));
-    }
-    text
+    let details: Vec<String> =
+        [index.map(|index| format!("index {index}")), uuid.clone(), bdf.clone()].into_iter().flatten().collect();
+    let node = node.display();
+    if details.is_empty() { node.to_string() } else { format!("{node} ({})", details.join(", ")) }
 }
 
 /// A PCI address as people write it: `0000:00:06.0`, `00000000:00:06.0` (nvidia-smi), `00:06.0`, in any case.

@@ -1,8 +1,13 @@
 //! The only module that prints. Results go to stdout, diagnostics to stderr; what comes from processes is escaped.
 
+pub mod json;
 pub mod sanitize;
+pub mod text;
 
-use std::io::{self, Write as _};
+use std::{
+    env,
+    io::{self, IsTerminal as _, Write as _},
+};
 
 use sanitize::escape;
 
@@ -10,6 +15,27 @@ use sanitize::escape;
 #[expect(clippy::print_stderr, reason = "this module is the one place for it")]
 pub fn diagnostic(error: &anyhow::Error) {
     eprintln!("gpureap: {}", escape(&format!("{error:#}")));
+}
+
+/// How text may look on stdout.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Style {
+    /// Columns of the terminal; `None`: not a terminal, nothing is cut.
+    pub width: Option<usize>,
+    pub colours: bool,
+}
+
+impl Style {
+    pub fn of_stdout() -> Self {
+        let stdout = io::stdout();
+        if !stdout.is_terminal() {
+            return Self::default();
+        }
+        let columns = rustix::termios::tcgetwinsize(&stdout).map_or(0, |size| size.ws_col);
+        let no_color = env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+        let dumb = env::var_os("TERM").is_some_and(|value| value == "dumb");
+        Self { width: Some(if columns == 0 { 80 } else { columns.into() }), colours: !no_color && !dumb }
+    }
 }
 
 /// Text of our own making, written as it is.

@@ -1,6 +1,6 @@
 //! Names and arguments come from whoever runs the process: what could steer a terminal or mislead the eye is escaped.
 
-use std::borrow::Cow;
+use std::{borrow::Cow, fmt::Write as _};
 
 /// Control, bidirectional and invisible characters as `\n`, `\x1b` or `\u{202e}`, backslashes doubled only where
 /// something else was escaped too, so that plain Windows-like names stay readable.
@@ -17,7 +17,9 @@ pub fn escape(text: &str) -> Cow<'_, str> {
             '\t' => result.push_str("\\t"),
             unsafe_ if is_unsafe(unsafe_) => {
                 let code = u32::from(unsafe_);
-                result += &if code < 0x80 { format!("\\x{code:02x}") } else { format!("\\u{{{code:x}}}") };
+                let written =
+                    if code < 0x80 { write!(result, "\\x{code:02x}") } else { write!(result, "\\u{{{code:x}}}") };
+                written.expect("a string takes everything");
             }
             plain => result.push(plain),
         }
@@ -25,7 +27,7 @@ pub fn escape(text: &str) -> Cow<'_, str> {
     Cow::Owned(result)
 }
 
-fn is_unsafe(character: char) -> bool {
+pub(super) fn is_unsafe(character: char) -> bool {
     character.is_control()
         || matches!(character,
             // Bidirectional marks, embeddings, overrides, isolates.

@@ -180,7 +180,8 @@ fn lossy(bytes: &[u8]) -> String {
 fn split_arguments(cmdline: &[u8]) -> Vec<String> {
     let Some(last) = cmdline.iter().rposition(|byte| *byte != 0) else { return Vec::new() };
     // An empty last argument looks like one zero too many.
-    let text = if cmdline.len() - last <= 3 { cmdline.strip_suffix(b"\0").unwrap_or(cmdline) } else { &cmdline[..=last] };
+    let text =
+        if cmdline.len() - last <= 3 { cmdline.strip_suffix(b"\0").unwrap_or(cmdline) } else { &cmdline[..=last] };
     text.split(|byte| *byte == 0).map(lossy).collect()
 }
 

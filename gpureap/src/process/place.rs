@@ -64,11 +64,10 @@ fn pod(segment: &str, before: &str) -> Option<String> {
     let segment = segment.split(':').next().unwrap_or(segment);
     let uid = match segment.strip_suffix(".slice") {
         Some(slice) if slice.starts_with("kubepods") => slice.rsplit_once("-pod")?.1.replace('_', "-"),
-        Some(_) => return None,
         None if ["kubepods", "besteffort", "burstable", "guaranteed"].contains(&before) => {
             segment.strip_prefix("pod")?.to_owned()
         }
-        None => return None,
+        Some(_) | None => return None,
     };
     (uid.len() >= 32 && uid.bytes().all(|byte| byte.is_ascii_hexdigit() || byte == b'-')).then_some(uid)
 }
@@ -168,8 +167,10 @@ mod tests {
             ("0::/\n", Some("/")),
             ("", None),
             ("garbage\n1:2\n", None),
-            ("5:memory:/slurm/uid_1/job_2\n1:name=systemd:/system.slice/slurmd.service\n0::/system.slice/slurmd.service\n",
-                Some("/slurm/uid_1/job_2")),
+            (
+                "5:memory:/slurm/uid_1/job_2\n1:name=systemd:/system.slice/slurmd.service\n0::/system.slice/slurmd.service\n",
+                Some("/slurm/uid_1/job_2"),
+            ),
             ("5:cpu,cpuacct:/a/b\n1:name=systemd:/c/d\n", Some("/c/d")),
             ("0::/a:b/c\n", Some("/a:b/c")),
         ] {

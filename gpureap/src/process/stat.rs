@@ -91,7 +91,9 @@ mod tests {
     fn line(comm: &[u8]) -> Vec<u8> {
         let mut line = b"498 (".to_vec();
         line.extend_from_slice(comm);
-        line.extend_from_slice(b") S 494 410 411 0 -1 4194560 90274 0 319 0 473 65 0 0 20 0 18 0 2666 18364227584 15\n");
+        line.extend_from_slice(
+            b") S 494 410 411 0 -1 4194560 90274 0 319 0 473 65 0 0 20 0 18 0 2666 18364227584 15\n",
+        );
         line
     }
 

@@ -35,7 +35,8 @@ fn recorded_host() {
         ("/dev/nvidia-caps/*", 241, None, DeviceKind::Cap),
         ("/dev/nvidia-caps-imex-channels/*", 242, None, DeviceKind::Imex),
     ];
-    let expected: Vec<_> = expected.iter().map(|(node, major, minor, kind)| ((*node).to_owned(), *major, *minor, *kind)).collect();
+    let expected: Vec<_> =
+        expected.iter().map(|(node, major, minor, kind)| ((*node).to_owned(), *major, *minor, *kind)).collect();
     assert_eq!(summary(&devices), expected);
     for (position, device) in devices.list().iter().enumerate() {
         assert_eq!(device.slot as usize, position);
@@ -76,7 +77,8 @@ fn no_driver_and_no_stand_in_is_an_empty_table() {
 #[test]
 fn nodes_stand_in_for_a_hidden_driver_list() {
     let dir = tempfile::tempdir().unwrap();
-    let paths = Paths { proc: dir.path().into(), sys: dir.path().into(), dev: dir.path().join("dev"), ..Paths::default() };
+    let paths =
+        Paths { proc: dir.path().into(), sys: dir.path().into(), dev: dir.path().join("dev"), ..Paths::default() };
     fs::create_dir_all(&paths.dev).unwrap();
     fs::write(dir.path().join("devices"), "garbage\n\u{0}\n195 nvidia-frontend\nx y z\n").unwrap();
     for name in ["nvidia3", "nvidia0", "nvidia", "nvidia-1", "nvidiactl", "nvidia300"] {
@@ -96,7 +98,8 @@ fn too_many_devices() {
     for channel in 0..2048 {
         fs::write(dir.path().join(format!("nvidia-caps-imex-channels/channel{channel}")), "").unwrap();
     }
-    let stand_ins = |count| (0..count).map(|minor| StandIn::new(4, minor, "/dev/x".into()).unwrap()).collect::<Vec<_>>();
+    let stand_ins =
+        |count| (0..count).map(|minor| StandIn::new(4, minor, "/dev/x".into()).unwrap()).collect::<Vec<_>>();
     let devices = discover(&paths, &stand_ins(9)).unwrap();
     assert_eq!(devices.list().len(), MAX_SLOTS as usize);
     assert_eq!(devices.list().last().unwrap().minor, None);

@@ -1,0 +1,255 @@
+//! Joins a view of the kernel with devices and processes into the report that people and scripts read.
+
+mod lineage;
+pub mod report;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use report::{DeviceReport, HeldReport, HolderReport, HoldersReport, Origin, OrphanReport, ProcessName, Role, SCHEMA};
+
+use crate::{
+    config::Paths,
+    gpu::devices::Devices,
+    host::Host,
+    model::{Device, Holder, LineageSource, Orphan, ProcKey, Slot, Source, Usage, View},
+    process::Facts,
+};
+
+/// What to show.
+#[derive(Clone, Debug)]
+pub struct Options {
+    pub host: Host,
+    /// Only holders of these; `None`: of anything.
+    pub slots: Option<BTreeSet<Slot>>,
+    /// Only these processes; empty: all.
+    pub pids: Vec<u32>,
+    /// Read thread names too.
+    pub threads: bool,
+}
+
+impl Options {
+    pub fn all(host: Host) -> Self {
+        Self { host, slots: None, pids: Vec::new(), threads: true }
+    }
+
+    fn wants(&self, holder: &Holder) -> bool {
+        let Self { host: _, slots, pids, threads: _ } = self;
+        (pids.is_empty() || pids.contains(&holder.key.tgid))
+            && slots.as_ref().is_none_or(|slots| holder.usage.keys().any(|slot| slots.contains(slot)))
+    }
+
+    fn wants_slot(&self, slot: Slot) -> bool {
+        self.slots.as_ref().is_none_or(|slots| slots.contains(&slot))
+    }
+}
+
+/// Role on one device; `None` for a node that all GPUs share.
+pub fn role(device: &Device, usage: &Usage) -> Option<Role> {
+    let attached = usage.maps > 0 || usage.ever_mapped;
+    device.kind.is_gpu().then_some(if attached { Role::Attached } else { Role::Handle })
+}
+
+pub fn build(
+    view: &View,
+    devices: &Devices,
+    lineage: &dyn LineageSource,
+    paths: &Paths,
+    options: &Options,
+) -> HoldersReport {
+    let View { source, backend, complete, cannot_see, lost_events, swept_ns, open_files, holders, orphans, notes } =
+        view;
+    let Host { name, boot_id, now, boottime_ns: _ } = &options.host;
+    let mut counts: BTreeMap<Slot, u32> = BTreeMap::new();
+    let mut reports = Vec::new();
+    for holder in holders.iter().filter(|holder| options.wants(holder)) {
+        if let Some(report) = holder_report(holder, *source, devices, lineage, paths, options) {
+            for slot in holder.usage.keys() {
+                *counts.entry(*slot).or_default() += 1;
+            }
+            reports.push(report);
+        }
+    }
+    reports.sort_by_key(|report| (report.pid, report.start_ns));
+
+    let files = |slot: Slot| match open_files.get(&slot) {
+        Some(files) => Some(*files),
+        // A source that counts files has said nothing of this one because there is none.
+        None => (*source != Source::Proc).then_some(0),
+    };
+    let shown = devices.list().iter().filter(|device| {
+        let slot = device.slot;
+        let own = device.kind.is_gpu() && device.minor.is_some();
+        let used = counts.contains_key(&slot) || files(slot).is_some_and(|files| files > 0);
+        options.wants_slot(slot) && (own || devices.is_present(slot) || used)
+    });
+    let device_reports = shown.map(|device| {
+        let Device { slot, node, major, minor, kind, gpu, index, uuid, bdf, model } = device.clone();
+        DeviceReport {
+            node: node.display().to_string(),
+            major,
+            minor,
+            kind,
+            gpu,
+            index,
+            uuid,
+            bdf,
+            model,
+            fenced: false,
+            open_files: files(slot),
+            holders: counts.get(&slot).copied().unwrap_or(0),
+        }
+    });
+    HoldersReport {
+        schema: SCHEMA.to_owned(),
+        host: name.clone(),
+        boot_id: boot_id.clone(),
+        time: *now,
+        source: *source,
+        backend: *backend,
+        complete: *complete,
+        cannot_see: cannot_see.clone(),
+        swept: swept_ns.map(|time| options.host.wall(time)),
+        devices: device_reports.collect(),
+        holders: reports,
+        // A file that no process holds belongs to no pid that could be asked for.
+        orphans: orphans
+            .iter()
+            .filter(|orphan| options.wants_slot(orphan.slot) && options.pids.is_empty())
+            .map(|orphan| orphan_report(orphan, devices))
+            .collect(),
+        lost_events: *lost_events,
+        notes: notes.iter().chain(devices.notes()).cloned().collect(),
+    }
+}
+
+fn holder_report(
+    holder: &Holder,
+    source: Source,
+    devices: &Devices,
+    lineage: &dyn LineageSource,
+    paths: &Paths,
+    options: &Options,
+) -> Option<HolderReport> {
+    let Holder { key, usage, how, private_tids, inherited_from, from_snapshot } = holder;
+    let facts = Facts::read(&paths.proc, key.tgid, key.start_ns);
+    let known = lineage.lookup(*key);
+    let exited = known.as_ref().is_some_and(|ancestor| ancestor.exit.is_some());
+    if facts.is_none() && (exited || source == Source::Proc || is_gone(*key, paths)) {
+        // It ended between the look and now: no holder any more.
+        return None;
+    }
+    let ancestors = lineage::chain(*key, lineage, &paths.proc, facts.as_ref());
+    let parent = facts.as_ref().map(|facts| facts.ppid).filter(|ppid| *ppid > 0).map(|ppid| {
+        let facts = Facts::read_any(&paths.proc, ppid);
+        ProcessName {
+            pid: ppid,
+            start_ns: facts.as_ref().map(|facts| facts.start_ns),
+            comm: facts.map(|facts| facts.comm).unwrap_or_default(),
+        }
+    });
+    // Only one whose own parent is dead was left behind; the farthest of the dead names the job.
+    let left_behind = ancestors.iter().take_while(|ancestor| !ancestor.alive).last();
+    let orphan_of = left_behind.map(|ancestor| ProcessName {
+        pid: ancestor.pid,
+        start_ns: Some(ancestor.start_ns),
+        comm: ancestor.comm.clone(),
+    });
+    let mut threads = Vec::new();
+    if options.threads {
+        for thread in facts.iter().flat_map(|facts| facts.threads(&paths.proc)) {
+            if !threads.contains(&thread.comm) {
+                threads.push(thread.comm);
+            }
+        }
+    }
+    let held = usage.iter().map(|(slot, usage)| {
+        let device = devices.get(*slot);
+        let Usage { fds, maps, first_open_ns, last_open_ns, ever_mapped: _ } = usage;
+        HeldReport {
+            node: node(devices, *slot),
+            fds: *fds,
+            maps: *maps,
+            role: device.and_then(|device| role(device, usage)),
+            inherited_from: inherited_from.map(|key| key.tgid),
+            first_open: first_open_ns.map(|time| options.host.wall(time)),
+            last_open: last_open_ns.map(|time| options.host.wall(time)),
+        }
+    });
+    let devices = held.collect();
+    let known = known.unwrap_or_default();
+    let state = facts.as_ref().map(|facts| facts.state);
+    // What /proc does not show, the kernel may remember.
+    let seen = facts.unwrap_or_else(|| Facts {
+        tgid: key.tgid,
+        start_ns: key.start_ns,
+        state: '?',
+        ppid: 0,
+        session: 0,
+        nspids: vec![key.tgid],
+        comm: known.comm,
+        argv: known.argv,
+        exe: None,
+        exe_deleted: false,
+        uid: None,
+        user: None,
+        cgroup: None,
+        place: crate::process::Place::default(),
+        thread_count: 0,
+        is_kernel_thread: false,
+    });
+    let Facts { nspids, comm, argv, exe, exe_deleted, uid, user, cgroup, place, .. } = seen;
+    let crate::process::Place { unit, container, slurm_job, pod } = place;
+    Some(HolderReport {
+        pid: key.tgid,
+        start_ns: key.start_ns,
+        nspids,
+        state,
+        comm,
+        argv,
+        exe: exe.map(|exe| exe.display().to_string()),
+        exe_deleted,
+        uid,
+        user,
+        class: "job".to_owned(),
+        class_rule: "default".to_owned(),
+        cgroup,
+        unit,
+        container,
+        slurm_job,
+        pod,
+        parent,
+        lineage: ancestors,
+        orphan_of,
+        threads,
+        private_tids: private_tids.clone(),
+        devices,
+        how: how.clone(),
+        origin: if *from_snapshot { Origin::Snapshot } else { Origin::Traced },
+    })
+}
+
+/// Where /proc shows others' processes at all, one that it does not show is gone.
+fn is_gone(key: ProcKey, paths: &Paths) -> bool {
+    paths.proc.join("1/stat").exists() || paths.proc.join(key.tgid.to_string()).exists()
+}
+
+fn orphan_report(orphan: &Orphan, devices: &Devices) -> OrphanReport {
+    let Orphan { slot, files, how, last_owner } = orphan;
+    OrphanReport {
+        node: node(devices, *slot),
+        files: *files,
+        how: *how,
+        last_owner: last_owner.as_ref().map(|(key, comm)| ProcessName {
+            pid: key.tgid,
+            start_ns: Some(key.start_ns),
+            comm: comm.clone(),
+        }),
+    }
+}
+
+fn node(devices: &Devices, slot: Slot) -> String {
+    devices.get(slot).map_or_else(|| format!("slot {slot}"), |device| device.node.display().to_string())
+}
+
+#[cfg(test)]
+pub(crate) mod tests;
