@@ -1,11 +1,51 @@
-//! Placeholder, replaced at merge.
+//! `gpureap demo`: the whole job with real processes, on stand-in devices or, with a driver, a look at the real holders.
 
-use crate::{cli::DemoArgs, config::Config, error::Failure, exit_code::Exit};
+pub mod actor;
+pub mod cast;
+pub mod play;
+pub mod stage;
+pub mod watch;
 
-pub fn run(_args: &DemoArgs, _config: &Config) -> anyhow::Result<Exit> {
-    Err(Failure::unsupported("demo is not in this build yet").into())
+use std::{path::Path, time::Instant};
+
+use self::{play::Story, stage::Stage};
+use crate::{
+    cli::{DemoArgs, HoldersArgs},
+    commands,
+    config::Config,
+    exit_code::Exit,
+    gpu::devices::discover,
+    model::DeviceKind,
+    out,
+};
+
+pub fn run(args: &DemoArgs, config: &Config) -> anyhow::Result<Exit> {
+    let DemoArgs { standin } = args;
+    let devices = discover(&config.paths, &[])?;
+    let real = devices.list().iter().filter(|device| device.kind == DeviceKind::Gpu && device.minor.is_some()).count();
+    if real > 0 && !standin {
+        say(&format!("This host has {real} GPUs: who holds them, read only. `gpureap demo --standin` shows a reap.\n"))?;
+        return commands::holders::run(&HoldersArgs::default(), config);
+    }
+    let begun = Instant::now();
+    let stage = Stage::set(config, 3)?;
+    let (watch, notes) = watch::start(&stage.config)?;
+    for note in notes {
+        say(&format!("  · {note}"))?;
+    }
+    let mut say = say;
+    let mut story = Story::new(&mut say);
+    play::perform(&stage, watch.as_ref(), Path::new("/proc/self/exe"), &mut story)?;
+    drop(watch);
+    let struck = stage.strike();
+    play::close(&mut story, struck, begun.elapsed())
 }
 
-pub fn actor(_args: &[String]) -> anyhow::Result<Exit> {
-    Err(Failure::unsupported("demo is not in this build yet").into())
+/// The hidden command behind it.
+pub fn actor(args: &[String]) -> anyhow::Result<Exit> {
+    actor::play(args)
+}
+
+fn say(text: &str) -> anyhow::Result<()> {
+    out::raw(format!("{text}\n").as_bytes())
 }

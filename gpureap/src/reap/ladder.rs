@@ -16,8 +16,10 @@ use crate::model::{Eyes, Holder, ProcKey, Slot};
 const LOOK_MIN: u64 = 1_000_000;
 const LOOK_MAX: u64 = 20_000_000;
 
-/// A killed process that holds nothing any more gets this long to finish exiting before it is left alone.
-const EXIT_AFTER_CLOSE: u64 = 500_000_000;
+/// An exit closes the files first. A process that was seen to hold nothing after its signal gets this long to turn out to
+/// be exiting before it counts as one that let go and lives on; longer when SIGKILL leaves it no choice.
+const EXIT_AFTER_CLOSE: u64 = 50_000_000;
+const EXIT_AFTER_KILL: u64 = 500_000_000;
 
 #[derive(Clone, Copy, Debug)]
 pub struct Rungs {
@@ -185,14 +187,14 @@ impl Ladder<'_> {
         climber
     }
 
-    /// Looks at what a process holds; one that has let go is done with unless it has been killed.
+    /// Looks at what a process holds. One that has let go before any signal is done with.
     fn look(&self, climber: &mut Climber) {
         let answer = self.eyes.look_at(climber.fate.key.tgid);
         let now = self.signaller.now_ns();
         match answer {
             Ok(holder) => {
                 climber.seen(holder.as_ref(), now);
-                if climber.fate.holds.is_empty() && !climber.fate.was_sent(Signal::Kill) {
+                if climber.fate.holds.is_empty() && climber.fate.sent.is_empty() {
                     climber.end(End::Released);
                 }
             }
@@ -244,7 +246,8 @@ impl Ladder<'_> {
             if last || now >= look_at {
                 for climber in climbers.iter_mut().filter(|climber| climber.handle.is_some()) {
                     self.look(climber);
-                    if climber.fate.all_closed_ns().is_some_and(|closed| now >= closed + EXIT_AFTER_CLOSE) {
+                    let time = if killed { EXIT_AFTER_KILL } else { EXIT_AFTER_CLOSE };
+                    if climber.fate.all_closed_ns().is_some_and(|closed| last || now >= closed + time) {
                         climber.end(End::Released);
                     }
                 }

@@ -120,7 +120,7 @@ proptest! {
         let first = plan(&view, &known, &policy);
         prop_assert_eq!(&first, &plan(&view, &known, &policy));
         let keys = chosen(&first);
-        let mut rest = view.clone();
+        let mut rest = view;
         rest.holders.retain(|holder| keys.contains(&holder.key));
         prop_assert_eq!(&first, &plan(&rest, &known, &policy));
         // With the targets gone there is nobody left to signal.
