@@ -1,6 +1,7 @@
 //! A cache of Debian's kernels, each fetched and verified by apt into directories of our own.
 
 use std::{
+    fmt::Write as _,
     fs,
     path::{Path, PathBuf},
     process::{Command, Stdio},
@@ -129,11 +130,10 @@ impl Apt {
             fs::create_dir_all(base.join(directory))
                 .with_context(|| format!("cannot create {}/{directory}", base.display()))?;
         }
-        let sources: String = kernel
-            .sources
-            .iter()
-            .map(|(archive, suite)| format!("deb [arch=amd64 signed-by={KEYRING}] {archive} {suite} main\n"))
-            .collect();
+        let mut sources = String::new();
+        for (archive, suite) in kernel.sources {
+            writeln!(sources, "deb [arch=amd64 signed-by={KEYRING}] {archive} {suite} main")?;
+        }
         fs::write(base.join("sources.list"), sources)?;
         // Nothing is installed there: dependencies resolve to the archive's own packages.
         fs::write(base.join("state/status"), "")?;
