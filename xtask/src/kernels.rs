@@ -81,7 +81,7 @@ impl Kernel {
         let unpacked = work.path().join("root");
 
         // The metapackage names the image; since 7.x the image package in turn names the one with the kernel in it.
-        let mut wanted = vec![self.metapackage.to_owned()];
+        let mut wanted = kernel_depends(&apt.show(self.metapackage)?);
         while let Some(package) = wanted.pop() {
             let record = apt.show(&package)?;
             let deb = apt.download(&package, work.path())?;
