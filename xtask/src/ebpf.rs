@@ -72,8 +72,18 @@ impl Toolchain {
         command.current_dir(root());
         for (name, _) in std::env::vars_os() {
             let text = name.to_string_lossy();
-            let foreign = ["RUSTC", "RUSTDOC", "RUSTFLAGS", "RUSTUP_TOOLCHAIN", "CARGO_ENCODED_RUSTFLAGS", "CARGO"];
-            if foreign.contains(&&*text) || text.starts_with("RUSTC_") || text.starts_with("CARGO_PROFILE_") {
+            // Cargo and rustup put their own libraries first for what they run.
+            let foreign = [
+                "CARGO",
+                "CARGO_ENCODED_RUSTFLAGS",
+                "LD_LIBRARY_PATH",
+                "RUSTC",
+                "RUSTDOC",
+                "RUSTFLAGS",
+                "RUSTUP_TOOLCHAIN",
+            ];
+            let prefixes = ["CARGO_BUILD_", "CARGO_PROFILE_", "RUSTC_"];
+            if foreign.contains(&&*text) || prefixes.iter().any(|prefix| text.starts_with(prefix)) {
                 command.env_remove(&name);
             }
         }

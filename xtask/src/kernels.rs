@@ -1,6 +1,7 @@
 //! A cache of Debian's kernels, each fetched and verified by apt into directories of our own.
 
 use std::{
+    fmt::Write as _,
     fs,
     path::{Path, PathBuf},
     process::{Command, Stdio},
@@ -80,7 +81,7 @@ impl Kernel {
         let unpacked = work.path().join("root");
 
         // The metapackage names the image; since 7.x the image package in turn names the one with the kernel in it.
-        let mut wanted = vec![self.metapackage.to_owned()];
+        let mut wanted = kernel_depends(&apt.show(self.metapackage)?);
         while let Some(package) = wanted.pop() {
             let record = apt.show(&package)?;
             let deb = apt.download(&package, work.path())?;
@@ -129,11 +130,10 @@ impl Apt {
             fs::create_dir_all(base.join(directory))
                 .with_context(|| format!("cannot create {}/{directory}", base.display()))?;
         }
-        let sources: String = kernel
-            .sources
-            .iter()
-            .map(|(archive, suite)| format!("deb [arch=amd64 signed-by={KEYRING}] {archive} {suite} main\n"))
-            .collect();
+        let mut sources = String::new();
+        for (archive, suite) in kernel.sources {
+            writeln!(sources, "deb [arch=amd64 signed-by={KEYRING}] {archive} {suite} main")?;
+        }
         fs::write(base.join("sources.list"), sources)?;
         // Nothing is installed there: dependencies resolve to the archive's own packages.
         fs::write(base.join("state/status"), "")?;

@@ -4,11 +4,17 @@ use std::{
     io::{BufRead as _, BufReader},
     ops::AddAssign,
     process::{Command, Stdio},
+    sync::mpsc::{self, RecvTimeoutError},
+    thread,
+    time::Duration,
 };
 
 use anyhow::{Context as _, Result};
 
 use crate::process;
+
+/// How long a quiet test executable is left alone before we look whether it has ended.
+const PATIENCE: Duration = Duration::from_millis(500);
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Counts {
@@ -51,16 +57,31 @@ impl Counts {
 pub(crate) fn run(command: &mut Command) -> Result<Counts> {
     let name = process::shown(command);
     let mut child = command.stdout(Stdio::piped()).spawn().with_context(|| format!("cannot start {name}"))?;
+    let reader = BufReader::new(child.stdout.take().expect("stdout is piped"));
+    let (sender, lines) = mpsc::channel();
+    thread::spawn(move || {
+        // Ends with the pipe, or when nobody listens any more.
+        reader.split(b'\n').map_while(Result::ok).try_for_each(|line| sender.send(line))
+    });
+
     let mut counts = Counts::default();
-    let mut reader = BufReader::new(child.stdout.take().expect("stdout is piped"));
-    let mut line = Vec::new();
-    while reader.read_until(b'\n', &mut line)? != 0 {
-        let text = String::from_utf8_lossy(&line);
-        print!("{text}");
-        if let Some(found) = Counts::parse(&text) {
-            counts += found;
+    let mut ended = None;
+    loop {
+        match lines.recv_timeout(PATIENCE) {
+            Ok(line) => {
+                let line = String::from_utf8_lossy(&line);
+                println!("{line}");
+                if let Some(found) = Counts::parse(&line) {
+                    counts += found;
+                }
+            }
+            Err(RecvTimeoutError::Disconnected) => break,
+            Err(RecvTimeoutError::Timeout) if ended.is_some() => {
+                println!("{name} left a process behind that holds its stdout");
+                break;
+            }
+            Err(RecvTimeoutError::Timeout) => ended = child.try_wait()?,
         }
-        line.clear();
     }
     let status = child.wait()?;
     if !status.success() {
@@ -106,5 +127,12 @@ mod tests {
         let script = "echo 'test result: ok. 2 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out'; exit 3";
         let counts = run(Command::new("sh").args(["-c", script])).unwrap();
         assert_eq!(counts, Counts { passed: 2, failed: 1, ignored: 0 });
+    }
+
+    #[test]
+    fn run_does_not_wait_for_orphans() {
+        let started = std::time::Instant::now();
+        run(Command::new("sh").args(["-c", "sleep 20 & echo done"])).unwrap();
+        assert!(started.elapsed() < Duration::from_secs(10));
     }
 }

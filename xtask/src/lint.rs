@@ -17,16 +17,17 @@ const HOST: [&str; 3] = ["--workspace", "--exclude", "gpureap-ebpf"];
 
 /// Runs all of them, so that one run names all that is wrong.
 pub(crate) fn lint() -> Result<()> {
-    let checks: [(&str, fn() -> Result<()>); 4] =
-        [("fmt", format), ("clippy", clippy), ("clippy for bpf", clippy_ebpf), ("deny", deny)];
     let mut failed = Vec::new();
-    for (name, check) in checks {
-        println!("lint: {name}");
-        if let Err(error) = check() {
+    let mut check = |name, result: Result<()>| {
+        if let Err(error) = result {
             println!("lint: {name}: {error:#}");
             failed.push(name);
         }
-    }
+    };
+    check("fmt", format());
+    check("clippy", clippy());
+    check("clippy for bpf", clippy_ebpf());
+    check("deny", deny());
     if !failed.is_empty() {
         bail!("failed: {}", failed.join(", "));
     }

@@ -84,6 +84,6 @@ fn run(task: Task) -> Result<()> {
         }
         Task::Vm(options) => vm::command(&options),
         Task::Lint => lint::lint().and_then(|()| lint::docs()),
-        Task::Test(options) => test::test(&options),
+        Task::Test(options) => test::test(options),
     }
 }

@@ -105,18 +105,17 @@ impl Boot<'_> {
                     let (_, until) = ending.get_or_insert((End::Off, Instant::now()));
                     *until = Instant::now() + Duration::from_secs(1);
                 }
-                Err(error) => {
-                    return Ok(match (ending, error) {
-                        (Some((end, _)), _) => end,
-                        (None, RecvTimeoutError::Disconnected) => End::Off,
-                        (None, RecvTimeoutError::Timeout) if started.elapsed() >= self.timeout => {
-                            End::Killed(format!("not done after {} s", self.timeout.as_secs()))
-                        }
-                        (None, RecvTimeoutError::Timeout) => {
-                            End::Killed(format!("silent for {} s", self.silence.as_secs()))
-                        }
-                    });
+                Err(RecvTimeoutError::Timeout) if ending.is_none() => {
+                    let why = if started.elapsed() >= self.timeout {
+                        format!("not done after {} s", self.timeout.as_secs())
+                    } else {
+                        format!("silent for {} s", self.silence.as_secs())
+                    };
+                    // Its last words, perhaps half a line, come out once the channels close.
+                    vm.0.kill()?;
+                    ending = Some((End::Killed(why), Instant::now() + Duration::from_secs(1)));
                 }
+                Err(_) => return Ok(ending.map_or(End::Off, |(end, _)| end)),
             }
         }
     }

@@ -30,7 +30,7 @@ pub(crate) struct Options {
     no_native: bool,
 }
 
-pub(crate) fn test(options: &Options) -> Result<()> {
+pub(crate) fn test(options: Options) -> Result<()> {
     let mut stages = Stages::default();
     let ready = stages.run("setup", || setup::setup().map(none)).is_some();
     if ready {

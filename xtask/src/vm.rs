@@ -179,15 +179,12 @@ impl Protocol {
             }
         };
         if let Some(problem) = problem {
-            match running {
-                Some((backend, name, counts)) => {
-                    println!("vm: {} stopped in {name} with {backend}: {problem}", self.kernel);
-                    self.add(&backend, counts.with_status(false), 0.0);
-                }
-                None => {
-                    println!("vm: {} stopped: {problem}", self.kernel);
-                    self.add("-", Counts::ONE_FAILED, 0.0);
-                }
+            if let Some((backend, name, counts)) = running {
+                println!("vm: {} stopped in {name} with {backend}: {problem}", self.kernel);
+                self.add(&backend, counts.with_status(false), 0.0);
+            } else {
+                println!("vm: {} stopped: {problem}", self.kernel);
+                self.add("-", Counts::ONE_FAILED, 0.0);
             }
         }
         self.rows

@@ -60,7 +60,7 @@ fn boot() -> Result<()> {
     ensure!(status.success(), "cannot raise lo: {status}");
 
     // A pipe, because programs behave differently when they write to a terminal, which the port is.
-    let (reader, mut writer) = std::io::pipe()?;
+    let (reader, mut writer) = io::pipe()?;
     let mut channel = OpenOptions::new().write(true).open(CHANNEL).with_context(|| format!("cannot open {CHANNEL}"))?;
     let relay = thread::spawn(move || relay(reader, &mut channel));
     let result = run_all(&mut writer);
