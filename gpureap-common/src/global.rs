@@ -7,6 +7,7 @@ pub const ABSENT: u32 = u32::MAX;
 /// bytes; a kernel where one is absent or has another size is refused.
 pub const OFFSETS: &[(&str, &str, &str, u32)] = &[
     ("OFF_FILE_INODE", "file", "f_inode", 8),
+    ("OFF_FILE_MODE", "file", "f_mode", 4),
     ("OFF_INODE_MODE", "inode", "i_mode", 2),
     ("OFF_INODE_RDEV", "inode", "i_rdev", 4),
     ("OFF_INODE_NLINK", "inode", "i_nlink", 4),

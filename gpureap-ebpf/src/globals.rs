@@ -16,6 +16,7 @@ macro_rules! offsets {
 
 offsets!(
     OFF_FILE_INODE,
+    OFF_FILE_MODE,
     OFF_FILE_REFS,
     FILE_REFS_BIAS,
     OFF_INODE_MODE,

@@ -15,7 +15,7 @@ use crate::{
     count,
     file::device,
     globals::{
-        FILE_REFS_BIAS, OFF_FILE_INODE, OFF_FILE_REFS, OFF_INODE_MODE, OFF_INODE_NLINK, OFF_INODE_RDEV, OFF_TASK_COMM,
+        FILE_REFS_BIAS, OFF_FILE_INODE, OFF_FILE_MODE, OFF_FILE_REFS, OFF_INODE_MODE, OFF_INODE_NLINK, OFF_INODE_RDEV, OFF_TASK_COMM,
         OFF_TASK_FILES, OFF_TASK_LEADER, OFF_TASK_PID, OFF_TASK_REAL_PARENT, OFF_TASK_START, OFF_TASK_TGID,
         OFF_VMA_FILE, direct, setting,
     },
@@ -26,6 +26,9 @@ use crate::{
 /// `S_IFMT` and `S_IFCHR` of `i_mode`.
 const FORMAT: u16 = 0xf000;
 const CHARACTER_DEVICE: u16 = 0x2000;
+
+/// `FMODE_PATH` (include/linux/fs.h): an `O_PATH` descriptor never reached the driver.
+const PATH_ONLY: u32 = 0x4000;
 
 #[repr(C)]
 pub(crate) struct Meta {
@@ -79,6 +82,9 @@ unsafe fn describe(file: *const u8, own_references: i64) -> Option<SweepRecord> 
         }
         let rdev: u32 = direct(inode, &OFF_INODE_RDEV);
         device(rdev)?;
+        if direct::<u32>(file, &OFF_FILE_MODE) & PATH_ONLY != 0 {
+            return None;
+        }
         let refs = if setting(&OFF_FILE_REFS) == ABSENT {
             -1
         } else {

@@ -113,12 +113,17 @@ fn pins_that_are_not_ours_are_never_believed() {
     bench.expect_truth(&scene, &[]);
     daemon.kill();
     drop(daemon);
-    for entry in fs::read_dir(bench.pins()).expect("the pins").flatten() {
-        let path = entry.path();
-        if path.is_file() {
-            fs::remove_file(&path).expect("unpin");
-            sys::pin_foreign_map(&path).expect("pin");
-        }
+    let sets: Vec<_> = fs::read_dir(bench.pins()).expect("the pins").flatten().collect();
+    let maps: Vec<_> = sets
+        .iter()
+        .flat_map(|set| fs::read_dir(set.path()).expect("a set of pins").flatten())
+        .map(|entry| entry.path())
+        .filter(|path| path.is_file())
+        .collect();
+    assert!(maps.len() > 5, "the daemon left its maps: {maps:?}");
+    for path in maps {
+        fs::remove_file(&path).expect("unpin");
+        sys::pin_foreign_map(&path).expect("pin");
     }
     let output = bench.run(&["holders", "--json"]);
     if output.code == 0 {

@@ -151,7 +151,8 @@ pub fn judge(plan: &Plan, fates: &[Fate], proof: &Proof, policy: &Policy) -> Ver
     let verified = exit == Exit::Done && proof.view.complete && proof.view.source != Source::Proc;
     if exit == Exit::Done && !verified {
         // Chosen by pid, the processes themselves are the proof: their pidfds say that they are gone.
-        if policy.pids.is_empty() && !proof.view.complete {
+        // One of which nothing was seen may hold out of this caller's sight.
+        if (policy.pids.is_empty() || plan.rows.is_empty()) && !proof.view.complete {
             notes.push("this caller cannot see every process, so it is not verified that the GPUs are free".to_owned());
             return Verdict { outcome, exit: Exit::NotPermitted, verified, notes };
         }
