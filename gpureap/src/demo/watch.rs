@@ -4,7 +4,9 @@ use crate::{
     bpf,
     config::Config,
     error::Failure,
+    gpu::devices::discover,
     model::{Eyes, Source},
+    process::walk::ProcEyes,
 };
 
 /// A source that lives as long as the demo looks.
@@ -14,15 +16,18 @@ pub trait Watch {
     fn describe(&self) -> String;
 }
 
-/// One-shot sweeps.
-struct Sweeps(Box<dyn Eyes>);
+/// A look at a time.
+pub struct Looks {
+    pub eyes: Box<dyn Eyes>,
+    pub name: &'static str,
+}
 
-impl Watch for Sweeps {
+impl Watch for Looks {
     fn eyes(&self) -> &dyn Eyes {
-        self.0.as_ref()
+        self.eyes.as_ref()
     }
     fn describe(&self) -> String {
-        "one-shot sweeps of the kernel's tables".to_owned()
+        self.name.to_owned()
     }
 }
 
@@ -33,13 +38,20 @@ pub fn start(config: &Config) -> anyhow::Result<(Box<dyn Watch>, Vec<String>)> {
         Ok(watch) => return Ok((watch, notes)),
         Err(error) => notes.push(format!("no tracer: {error:#}")),
     }
-    match bpf::open_eyes(config, Some(Source::Snapshot)) {
-        Ok(eyes) => Ok((Box::new(Sweeps(eyes)), notes)),
+    let looks = match bpf::open_eyes(config, Some(Source::Snapshot)) {
+        Ok(eyes) => Looks { eyes, name: "one-shot sweeps of the kernel" },
         Err(error) => {
-            notes.push(format!("no sweeps: {error:#}"));
-            Err(Failure::unsupported(notes.join("; ")).into())
+            notes.push(format!("no sweeps of the kernel: {error:#}"));
+            by_proc(config)?
         }
-    }
+    };
+    Ok((Box::new(looks), notes))
+}
+
+/// What needs nothing of the kernel but /proc.
+pub fn by_proc(config: &Config) -> anyhow::Result<Looks> {
+    let devices = discover(&config.paths, &config.devices)?;
+    Ok(Looks { eyes: Box::new(ProcEyes { paths: config.paths.clone(), devices }), name: "/proc" })
 }
 
 /// Replaced at merge by a watch over `bpf::Tracer::start(config)`, which detaches everything when dropped.
