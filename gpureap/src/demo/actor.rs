@@ -54,6 +54,8 @@ pub fn play(args: &[String]) -> anyhow::Result<Exit> {
     if let Err(error) = rustix::process::setsid() {
         tracing::debug!(%error, "setsid");
     }
+    // Started through /proc/self/exe, it would be called `exe`.
+    rustix::thread::set_name(c"gpureap")?;
     match kind {
         Kind::Worker => {
             let _held = hold(&nodes)?;

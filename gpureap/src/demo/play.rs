@@ -2,7 +2,6 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fmt::Write as _,
     path::{Path, PathBuf},
     process::{Command, Stdio},
     time::{Duration, Instant},
@@ -10,19 +9,22 @@ use std::{
 
 use super::{
     actor::Kind,
-    cast::{Cast, Role},
+    cast::Cast,
     stage::Stage,
     watch::Watch,
 };
 use crate::{
     exit_code::Exit,
-    gpu::devices::discover,
+    gpu::devices::{Devices, discover},
+    holders::{self, Options},
+    clock::boottime_ns, host::Host,
     model::{DeviceKind, Eyes, Holder, How, ProcKey, Slot, Source, View},
+    out::{self, Style},
     process::Facts,
     reap::{
         ladder::Rungs,
         people::ProcPeople,
-        pidfd::{Pidfds, boottime_ns},
+        pidfd::Pidfds,
         plan::{Matching, Policy},
         reaper::Reaper,
         record::{FILE, Record},
@@ -49,6 +51,10 @@ impl<'a> Story<'a> {
 
     fn tell(&mut self, text: &str) -> anyhow::Result<()> {
         (self.say)(text)
+    }
+
+    fn table(&mut self, text: &str) -> anyhow::Result<()> {
+        text.lines().try_for_each(|line| (self.say)(&format!("  {line}")))
     }
 
     fn title(&mut self, text: &str) -> anyhow::Result<()> {
@@ -103,10 +109,7 @@ pub fn perform(stage: &Stage, watch: &dyn Watch, program: &Path, story: &mut Sto
     let view = eyes.view()?;
     let took = begun.elapsed();
     let holders = holders_of(&view, &slots);
-    for role in &cast.roles {
-        let holder = holders.iter().find(|holder| holder.key.tgid == role.pid);
-        story.tell(&format!("  {}", line(role, holder)))?;
-    }
+    story.table(&table(&view, eyes, &devices, stage, &slots))?;
     check_holders(story, &cast, &holders, &view, &slots, took)?;
 
     story.title("4. What fuser sees beside it")?;
@@ -114,14 +117,14 @@ pub fn perform(stage: &Stage, watch: &dyn Watch, program: &Path, story: &mut Sto
 
     story.title("5. gpureap reap --grace 1s")?;
     let report = reap(stage, eyes, &cast, &slots, devices.list())?;
-    for line in text::report(&report).lines() {
-        story.tell(&format!("  {line}"))?;
-    }
+    story.table(&text::report(&report))?;
     check_reap(story, &mut cast, &report, &stage.config.paths.state)?;
 
     story.title("6. Proof")?;
-    let after = holders_of(&eyes.sweep()?, &slots);
-    story.check("a full sweep finds no holder", expect(after.is_empty(), || format!("{} holders", after.len())))?;
+    let sweep = eyes.sweep()?;
+    let after = holders_of(&sweep, &slots);
+    let looked = if sweep.source == Source::Proc { "a walk through /proc" } else { "a full sweep of the kernel" };
+    story.check(&format!("{looked} finds no holder"), expect(after.is_empty(), || format!("{} holders", after.len())))?;
     let mut pidfds = Pidfds::new();
     let alive: Vec<u32> = cast
         .roles
@@ -163,27 +166,18 @@ fn holders_of(view: &View, slots: &BTreeMap<PathBuf, Slot>) -> Vec<Holder> {
     view.holders.iter().filter(holds).cloned().collect()
 }
 
-fn line(role: &Role, holder: Option<&Holder>) -> String {
-    let Role { kind, pid, nodes, opened_by, .. } = role;
-    let mut text = format!("{pid:>7}  {:<14}", kind.name());
-    let mut names: Vec<String> = nodes.iter().map(|node| node.display().to_string()).collect();
-    names.sort();
-    let add = |text: &mut String, part: String| write!(text, "  {part}").expect("writing to a string does not fail");
-    add(&mut text, names.join(" "));
-    match holder {
-        None => add(&mut text, "NOT FOUND".to_owned()),
-        Some(holder) => {
-            if holder.how.contains(&How::ZombieLeader) {
-                add(&mut text, "zombie-leader".to_owned());
-            }
-            if let Some(from) = holder.inherited_from {
-                add(&mut text, format!("inherited from {}", from.tgid));
-            } else if let Some(opener) = opened_by {
-                add(&mut text, format!("(opened by {opener}, which is dead)"));
-            }
-        }
-    }
-    text
+/// What `gpureap holders` prints.
+fn table(
+    view: &View,
+    eyes: &dyn Eyes,
+    devices: &Devices,
+    stage: &Stage,
+    slots: &BTreeMap<PathBuf, Slot>,
+) -> String {
+    let paths = &stage.config.paths;
+    let slots = Some(slots.values().copied().collect());
+    let options = Options { slots, ..Options::all(Host::read(&paths.proc)) };
+    out::text::holders(&holders::build(view, devices, eyes.lineage(), paths, &options), Style::of_stdout())
 }
 
 fn check_holders(
@@ -273,7 +267,7 @@ fn reap(
     devices: &[crate::model::Device],
 ) -> anyhow::Result<Report> {
     let mut signaller = Pidfds::new();
-    let scene = Scene::here(signaller.now_ns());
+    let scene = Scene::here(&stage.config.paths.proc);
     let people = ProcPeople::new(&stage.config.paths.proc);
     let own = Facts::read_any(&stage.config.paths.proc, std::process::id());
     // Whatever else may hold these devices by now, only the demo's own processes are signalled.
@@ -286,6 +280,7 @@ fn reap(
         ancestors: people.ancestors(std::process::id()),
         include_own_session: false,
         include_protected: BTreeSet::new(),
+        privileged: true,
     };
     let mut record = Record::new(&stage.config.paths.state, scene.clone(), boottime_ns);
     let view = eyes.view()?;

@@ -1,11 +1,11 @@
 //! Where the demo looks: a tracer of its own if the kernel lets it, else a sweep at each look.
 
 use crate::{
-    bpf::{self, Tracer, eyes::KernelEyes},
+    bpf::{self, Tracer},
     config::Config,
-    error::Failure,
     gpu::devices::discover,
     model::{Eyes, Source},
+    process::walk::ProcEyes,
 };
 
 /// A source that lives as long as the demo looks.
@@ -15,15 +15,18 @@ pub trait Watch {
     fn describe(&self) -> String;
 }
 
-/// One-shot sweeps.
-struct Sweeps(KernelEyes);
+/// A look at a time.
+pub struct Looks {
+    pub eyes: Box<dyn Eyes>,
+    pub name: &'static str,
+}
 
-impl Watch for Sweeps {
+impl Watch for Looks {
     fn eyes(&self) -> &dyn Eyes {
-        &self.0
+        self.eyes.as_ref()
     }
     fn describe(&self) -> String {
-        "one-shot sweeps of the kernel's tables".to_owned()
+        self.name.to_owned()
     }
 }
 
@@ -44,11 +47,18 @@ pub fn start(config: &Config) -> anyhow::Result<(Box<dyn Watch>, Vec<String>)> {
         Ok(tracer) => return Ok((Box::new(tracer), notes)),
         Err(error) => notes.push(format!("no tracer: {error:#}")),
     }
-    match bpf::open_eyes(config, &devices, Some(Source::Snapshot)) {
-        Ok((eyes, _)) => Ok((Box::new(Sweeps(eyes)), notes)),
+    let looks = match bpf::open_eyes(config, &devices, Some(Source::Snapshot)) {
+        Ok((eyes, _)) => Looks { eyes: Box::new(eyes), name: "one-shot sweeps of the kernel" },
         Err(error) => {
-            notes.push(format!("no sweeps: {error:#}"));
-            Err(Failure::unsupported(notes.join("; ")).into())
+            notes.push(format!("no sweeps of the kernel: {error:#}"));
+            by_proc(config)?
         }
-    }
+    };
+    Ok((Box::new(looks), notes))
+}
+
+/// What needs nothing of the kernel but /proc.
+pub fn by_proc(config: &Config) -> anyhow::Result<Looks> {
+    let devices = discover(&config.paths, &config.devices)?;
+    Ok(Looks { eyes: Box::new(ProcEyes { paths: config.paths.clone(), devices }), name: "/proc" })
 }

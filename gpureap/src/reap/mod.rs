@@ -27,25 +27,27 @@ use self::{
     reaper::Reaper,
     record::Record,
     report::{Report, Scene},
-    signaller::{Signal, Signaller as _},
+    signaller::Signal,
     stuck::Coroner,
 };
 use crate::{
     cli::{Match, ReapArgs},
     config::Config,
+    error::Failure,
     exit_code::Exit,
     eyes::{self, Opened},
     gpu::devices::Devices,
+    clock::boottime_ns,
     model::Eyes,
     out,
 };
 
 pub fn run(args: &ReapArgs, config: &Config) -> anyhow::Result<Exit> {
     let Opened { eyes, devices, note } = eyes::open(config, None)?;
-    if let Some(note) = note {
-        tracing::warn!("{note}");
+    if devices.is_empty() {
+        return Err(Failure::unsupported("this host has no NVIDIA device, and no stand-in is configured").into());
     }
-    reap(args, config, &devices, eyes.as_ref())
+    reap(args, config, &devices, eyes.as_ref(), note)
 }
 
 fn policy(args: &ReapArgs, config: &Config, devices: &Devices, people: &ProcPeople) -> anyhow::Result<Policy> {
@@ -63,19 +65,20 @@ fn policy(args: &ReapArgs, config: &Config, devices: &Devices, people: &ProcPeop
         ancestors: people.ancestors(process::id()),
         include_own_session: args.include_own_session,
         include_protected: BTreeSet::new(),
+        privileged: rustix::process::geteuid().is_root(),
     })
 }
 
-/// A whole reap over any source.
-pub fn reap(args: &ReapArgs, config: &Config, devices: &Devices, eyes: &dyn Eyes) -> anyhow::Result<Exit> {
+/// A whole reap over any source; `note` says why it is not a better one.
+pub fn reap(args: &ReapArgs, config: &Config, devices: &Devices, eyes: &dyn Eyes, note: Option<String>) -> anyhow::Result<Exit> {
     let mut signaller = Pidfds::new();
-    let scene = Scene::here(signaller.now_ns());
+    let scene = Scene::here(&config.paths.proc);
     let people = ProcPeople::new(&config.paths.proc);
     let policy = policy(args, config, devices, &people)?;
     let view = eyes.view()?;
     let subjects = people.subjects(&view);
     let first = if args.now { Signal::Kill } else { Signal::Term };
-    let mut record = Record::new(&config.paths.state, scene.clone(), pidfd::boottime_ns);
+    let mut record = Record::new(&config.paths.state, scene.clone(), boottime_ns);
     let mut reaper = Reaper {
         eyes,
         signaller: &mut signaller,
@@ -102,14 +105,14 @@ pub fn reap(args: &ReapArgs, config: &Config, devices: &Devices, eyes: &dyn Eyes
     }
     let rungs = Rungs { now: args.now, grace: args.grace, timeout: args.timeout };
     let (mut report, exit) = reaper.carry_out(planned, rungs, &Coroner::new(&config.paths.proc))?;
-    report.notes.extend(record.complaint().map(str::to_owned));
+    report.notes.extend(note.into_iter().chain(record.complaint().map(str::to_owned)));
     print(args, &report, || text::report(&report))?;
     Ok(exit)
 }
 
 fn print(args: &ReapArgs, report: &Report, text: impl Fn() -> String) -> anyhow::Result<()> {
     if args.json {
-        out::raw(format!("{}\n", serde_json::to_string_pretty(report)?).as_bytes())
+        out::json::print(report)
     } else {
         out::raw(text().as_bytes())
     }

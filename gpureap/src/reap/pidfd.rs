@@ -9,11 +9,10 @@ use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
     io::Errno,
     process::{self, Pid, PidfdFlags, Resource, Rlimit},
-    time::{ClockId, clock_gettime},
 };
 
 use super::signaller::{Delivery, Handle, Opened, Signal, Signaller};
-use crate::{model::ProcKey, process::stat::Stat};
+use crate::{clock::boottime_ns, model::ProcKey, process::stat::Stat};
 
 const NANOS: u64 = 1_000_000_000;
 
@@ -39,12 +38,6 @@ impl Default for Pidfds {
     fn default() -> Self {
         Self::new()
     }
-}
-
-/// The clock that start times are told in.
-pub fn boottime_ns() -> u64 {
-    let Timespec { tv_sec, tv_nsec } = clock_gettime(ClockId::Boottime);
-    tv_sec as u64 * NANOS + tv_nsec as u64
 }
 
 fn is_readable(fd: &OwnedFd) -> io::Result<bool> {

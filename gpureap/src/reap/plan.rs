@@ -63,6 +63,8 @@ pub struct Policy {
     pub include_own_session: bool,
     /// Signal class `system` too, for the rules named here.
     pub include_protected: BTreeSet<String>,
+    /// The caller is root, so /proc hides no process from it.
+    pub privileged: bool,
 }
 
 /// Why a chosen holder is not signalled.

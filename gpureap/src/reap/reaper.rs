@@ -1,6 +1,6 @@
 //! One reap from the plan to the report.
 
-use std::{collections::BTreeMap, fs};
+use std::{collections::BTreeMap, path::Path};
 
 use super::{
     ladder::{Ladder, Ledger, Rungs},
@@ -12,20 +12,15 @@ use super::{
 };
 use crate::{
     exit_code::Exit,
+    host::Host,
     model::{Ancestor, Device, Eyes, ProcKey, View},
 };
 
 impl Scene {
     /// This host, now.
-    pub fn here(now_ns: u64) -> Self {
-        let read = |path: &str| fs::read_to_string(path).unwrap_or_default().trim().to_owned();
-        let wall = i64::try_from(jiff::Timestamp::now().as_nanosecond()).unwrap_or(i64::MAX);
-        Self {
-            host: read("/proc/sys/kernel/hostname"),
-            boot_id: read("/proc/sys/kernel/random/boot_id"),
-            begun_ns: now_ns,
-            wall_offset_ns: wall.saturating_sub_unsigned(now_ns),
-        }
+    pub fn here(proc_root: &Path) -> Self {
+        let host = Host::read(proc_root);
+        Self { begun_ns: host.boottime_ns, host }
     }
 }
 

@@ -72,7 +72,7 @@ impl Ledger for Record {
         let line = |key: &ProcKey| Line {
             schema: "gpureap.signal/1",
             time: self.scene.wall(now),
-            boot_id: &self.scene.boot_id,
+            boot_id: &self.scene.host.boot_id,
             signal: signal.name(),
             pid: key.tgid,
             start_ns: key.start_ns,
@@ -99,11 +99,17 @@ impl Ledger for Record {
 mod tests {
     use super::*;
 
+    fn scene() -> Scene {
+        let now = jiff::Timestamp::UNIX_EPOCH;
+        let host = crate::host::Host { name: String::new(), boot_id: "b".to_owned(), now, boottime_ns: 0 };
+        Scene { host, begun_ns: 0 }
+    }
+
     #[test]
     fn every_signal_is_a_line_and_an_unwritable_place_is_said() {
         let dir = tempfile::tempdir().unwrap();
         let state = dir.path().join("state");
-        let mut record = Record::new(&state, Scene::default(), || 1_500_000_000);
+        let mut record = Record::new(&state, scene(), || 1_500_000_000);
         record.before(Signal::Term, &[ProcKey::new(7, 70), ProcKey::new(8, 80)]);
         record.before(Signal::Kill, &[ProcKey::new(8, 80)]);
         assert_eq!(record.complaint(), None);
@@ -111,10 +117,10 @@ mod tests {
         let lines: Vec<serde_json::Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
         assert_eq!(lines.len(), 3);
         assert_eq!(lines[2]["signal"], "SIGKILL");
-        assert_eq!(lines[2]["time"], "1970-01-01T00:00:01.500000Z");
+        assert_eq!(lines[2]["time"], "1970-01-01T00:00:01.5Z");
         assert_eq!((lines[1]["pid"].as_u64(), lines[1]["start_ns"].as_u64()), (Some(8), Some(80)));
 
-        let mut nowhere = Record::new(&state.join(FILE), Scene::default(), || 0);
+        let mut nowhere = Record::new(&state.join(FILE), scene(), || 0);
         nowhere.before(Signal::Kill, &[ProcKey::new(8, 80)]);
         assert!(nowhere.complaint().unwrap().contains("reaps.ndjson"));
     }

@@ -12,6 +12,7 @@ use super::{
 };
 use crate::{
     exit_code::Exit,
+    host::Host,
     model::{Backend, Device, DeviceKind, Holder, ProcKey, Slot, Source, View},
 };
 
@@ -202,21 +203,17 @@ pub struct Skipped {
 }
 
 /// Where and when.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct Scene {
-    pub host: String,
-    pub boot_id: String,
+    pub host: Host,
     /// Boottime at which the reap began.
     pub begun_ns: u64,
-    /// Wall clock less boottime.
-    pub wall_offset_ns: i64,
 }
 
 impl Scene {
     /// A boottime as RFC 3339.
-    pub fn wall(&self, boot_ns: u64) -> String {
-        let wall = i128::from(boot_ns) + i128::from(self.wall_offset_ns);
-        jiff::Timestamp::from_nanosecond(wall).map_or_else(|_| String::new(), |time| format!("{time:.6}"))
+    pub fn wall(&self, boottime_ns: u64) -> String {
+        self.host.wall(boottime_ns).to_string()
     }
 }
 
@@ -347,8 +344,8 @@ impl Parts<'_> {
     fn report(&self, ended_ns: u64) -> Report {
         Report {
             schema: SCHEMA.to_owned(),
-            host: self.scene.host.clone(),
-            boot_id: self.scene.boot_id.clone(),
+            host: self.scene.host.name.clone(),
+            boot_id: self.scene.host.boot_id.clone(),
             time: self.scene.wall(self.scene.begun_ns),
             dry_run: false,
             outcome: None,

@@ -14,8 +14,11 @@ use std::{
 use super::{
     ladder::Rungs,
     plan::{Matching, Policy},
-    report::{Identity, Parent, People},
+    report::{Identity, Parent, People, Scene},
 };
+use jiff::Timestamp;
+
+use crate::host::Host;
 use crate::model::{Device, DeviceKind, ProcKey, Slot};
 
 /// Everything counts, nobody is out of bounds but pid 999, in session 900.
@@ -29,6 +32,7 @@ fn policy() -> Policy {
         ancestors: BTreeSet::new(),
         include_own_session: false,
         include_protected: BTreeSet::new(),
+        privileged: true,
     }
 }
 
@@ -49,6 +53,12 @@ fn device(slot: Slot) -> Device {
         bdf: None,
         model: None,
     }
+}
+
+/// A host whose clocks both begin at zero.
+fn scene(begun_ns: u64) -> Scene {
+    let host = Host { name: "host".to_owned(), boot_id: "boot".to_owned(), now: Timestamp::UNIX_EPOCH, boottime_ns: 0 };
+    Scene { host, begun_ns }
 }
 
 /// Knows everyone as `worker`.

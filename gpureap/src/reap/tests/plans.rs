@@ -68,6 +68,7 @@ fn policy() -> impl Strategy<Value = Policy> {
             own_session,
             ancestors,
             include_own_session,
+            privileged: true,
             include_protected: if protected { ["rule".to_owned()].into() } else { BTreeSet::new() },
         },
     )

@@ -108,7 +108,7 @@ const TIDY: &str = "trap 'exit 3' TERM; echo ready; while :; do sleep 0.05; done
 fn reap(keys: Vec<ProcKey>, rungs: Rungs) -> Report {
     let eyes = Living(RefCell::new(keys));
     let (mut signaller, mut told, policy) = (Pidfds::new(), Told::default(), policy());
-    let scene = Scene::here(signaller.now_ns());
+    let scene = Scene::here("/proc".as_ref());
     let mut reaper = Reaper {
         eyes: &eyes,
         signaller: &mut signaller,

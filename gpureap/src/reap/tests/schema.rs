@@ -9,7 +9,6 @@ use crate::{
         ladder::Rungs,
         plan::{Class, Subject},
         reaper::Reaper,
-        report::Scene,
         world::{Actor, React, Told, World, actor},
     },
 };
@@ -77,7 +76,7 @@ fn reports_fit_their_schema() {
         people: &super::Workers,
         devices: &[super::device(0)],
         policy: &policy,
-        scene: Scene::default(),
+        scene: super::scene(0),
     };
     let report = reaper.dry_run(&reaper.plan(world.view().unwrap(), &subjects));
     check(&serde_json::to_value(report).unwrap());

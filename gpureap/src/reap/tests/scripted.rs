@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{Subjects, Workers, device, ladder_of, policy};
+use super::{Subjects, Workers, device, ladder_of, policy, scene};
 use crate::{
     exit_code::Exit,
     model::Eyes as _,
@@ -10,7 +10,7 @@ use crate::{
         ladder::Rungs,
         plan::{Class, Policy, Skip, Subject},
         reaper::Reaper,
-        report::{Ending, Outcome, Report, Scene},
+        report::{Ending, Outcome, Report},
         signaller::{
             Signal::{self, Kill, Term},
             Signaller as _,
@@ -23,7 +23,7 @@ use crate::{
 
 pub(super) fn reap_with(world: &World, policy: &Policy, subjects: &Subjects, rungs: Rungs) -> (Report, Told) {
     let mut told = Told::default();
-    let scene = Scene { begun_ns: world.now_ns(), ..Scene::default() };
+    let begun = scene(world.now_ns());
     let devices = [device(0), device(1)];
     let mut signaller = world.clone();
     let mut reaper = Reaper {
@@ -33,7 +33,7 @@ pub(super) fn reap_with(world: &World, policy: &Policy, subjects: &Subjects, run
         people: &Workers,
         devices: &devices,
         policy,
-        scene,
+        scene: begun,
     };
     let planned = reaper.plan(world.view().unwrap(), subjects);
     let (report, exit) = reaper.carry_out(planned, rungs, &Coroner::default()).unwrap();
@@ -405,7 +405,7 @@ fn a_dry_run_does_nothing() {
         people: &Workers,
         devices: &[device(0)],
         policy: &policy,
-        scene: Scene::default(),
+        scene: scene(0),
     };
     let planned = reaper.plan(world.view().unwrap(), &Subjects::new());
     let report = reaper.dry_run(&planned);
