@@ -65,7 +65,7 @@ pub(crate) fn setup() -> Result<()> {
     let missing: Vec<&Need> = NEEDS.iter().filter(|need| !(need.present)()).collect();
     let linker = !linker_works();
     let deny = !deny_works();
-    let components: Vec<&str> = ["fmt", "clippy"].into_iter().filter(|name| !component_works(name)).collect();
+    let components: Vec<&str> = ["rustfmt", "clippy"].into_iter().filter(|name| !component_works(name)).collect();
     if missing.is_empty() && !linker && !deny && components.is_empty() {
         println!("setup: everything is here");
         return Ok(());
@@ -92,7 +92,7 @@ pub(crate) fn setup() -> Result<()> {
             lines.push(format!("  cargo-deny {CARGO_DENY} (cargo install --locked cargo-deny --version {CARGO_DENY})"));
         }
         for component in components {
-            lines.push(format!("  cargo {component} (rustup component add {component})"));
+            lines.push(format!("  {component} (rustup component add {component})"));
         }
         bail!("{}", lines.join("\n"));
     }
@@ -120,8 +120,8 @@ pub(crate) fn setup() -> Result<()> {
         cargo_install(&["cargo-deny", "--version", CARGO_DENY], &[])?;
     }
     for component in components {
-        let name = if component == "fmt" { "rustfmt" } else { component };
-        process::run(Command::new("rustup").args(["component", "add", name]))?;
+        let rustup = process::find_program("rustup").with_context(|| format!("{component} and rustup are missing"))?;
+        process::run(Command::new(rustup).args(["component", "add", component]))?;
     }
     println!("setup: done");
     Ok(())
@@ -216,7 +216,8 @@ fn deny_works() -> bool {
 }
 
 fn component_works(name: &str) -> bool {
-    process::probe(process::cargo().args([name, "--version"])).is_some()
+    let task = name.strip_prefix("rust").unwrap_or(name);
+    process::probe(process::cargo().args([task, "--version"])).is_some()
 }
 
 #[cfg(test)]
