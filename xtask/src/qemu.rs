@@ -130,7 +130,7 @@ impl Boot<'_> {
         let mut command = Command::new("qemu-system-x86_64");
         command
             .args(match self.accel {
-                Accel::Tcg => ["-accel", "tcg,thread=multi", "-cpu", "max"],
+                Accel::Tcg => ["-accel", "tcg,thread=single", "-cpu", "max"],
                 Accel::Kvm => ["-accel", "kvm", "-cpu", "host"],
             })
             .args(["-smp", "2", "-m", "2G"])

@@ -132,6 +132,9 @@ fn run_all(channel: &mut PipeWriter) -> Result<bool> {
                 .env("HOME", "/root")
                 .env("RUST_BACKTRACE", "1")
                 .env("GPUREAP_BIN", "/bin/gpureap")
+                .env("GPUREAP_ACTOR", "/bin/gpureap-actor")
+                // Nothing else runs here that the kernel could choose.
+                .env("GPUREAP_ALLOW_OOM", "1")
                 .env("GPUREAP_TEST_BACKEND", backend)
                 .env("GPUREAP_TEST_VM", "1")
                 .stdin(Stdio::null())
