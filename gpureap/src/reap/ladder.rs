@@ -234,8 +234,7 @@ impl Ladder<'_> {
             if waiting.is_empty() {
                 return Ok(());
             }
-            let ready: BTreeSet<Handle> =
-                self.signaller.wait(&waiting, look_at.min(until_ns))?.into_iter().collect();
+            let ready: BTreeSet<Handle> = self.signaller.wait(&waiting, look_at.min(until_ns))?.into_iter().collect();
             let now = self.signaller.now_ns();
             let mut living = climbers.iter_mut().filter(|climber| climber.handle.is_some());
             for climber in living.by_ref() {

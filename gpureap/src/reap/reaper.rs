@@ -71,7 +71,12 @@ impl Reaper<'_> {
     }
 
     /// Signals, waits, and proves.
-    pub fn carry_out(&mut self, mut planned: Planned, rungs: Rungs, coroner: &Coroner) -> anyhow::Result<(Report, Exit)> {
+    pub fn carry_out(
+        &mut self,
+        mut planned: Planned,
+        rungs: Rungs,
+        coroner: &Coroner,
+    ) -> anyhow::Result<(Report, Exit)> {
         let targets: Vec<&Row> = planned.plan.targets().collect();
         let mut ladder = Ladder { eyes: self.eyes, signaller: self.signaller, ledger: self.ledger, rungs };
         let mut fates = ladder.climb(&targets)?;

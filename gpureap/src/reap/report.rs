@@ -294,10 +294,7 @@ impl Parts<'_> {
             devices: row
                 .slots
                 .iter()
-                .map(|slot| Closing {
-                    node: self.node(*slot),
-                    closed_ms: closed_ns.get(slot).copied().and_then(since),
-                })
+                .map(|slot| Closing { node: self.node(*slot), closed_ms: closed_ns.get(slot).copied().and_then(since) })
                 .collect(),
             exit: status.map(ExitStatus::from_wait),
             stuck,

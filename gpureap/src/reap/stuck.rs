@@ -86,7 +86,8 @@ mod tests {
     fn task(root: &Path, tid: u32, state: &str, pending: &str, stack: &str) {
         let dir = root.join("7/task").join(tid.to_string());
         fs::create_dir_all(&dir).unwrap();
-        let status = format!("Name:\twork er\nState:\t{state} (whatever)\nSigPnd:\t{pending}\nShdPnd:\t0000000000000000\n");
+        let status =
+            format!("Name:\twork er\nState:\t{state} (whatever)\nSigPnd:\t{pending}\nShdPnd:\t0000000000000000\n");
         fs::write(dir.join("status"), status).unwrap();
         fs::write(dir.join("wchan"), "nv_lock").unwrap();
         fs::write(dir.join("stack"), stack).unwrap();

@@ -83,21 +83,27 @@ fn process(text: &mut String, entry: &Process, first_signal: &str) {
         (Some(_), true) => "-".to_owned(),
         (Some(_), false) => sent.join("+"),
     };
-    push(text, &format!(
-        "{sent:<9} {}  {}  {}  {}",
-        who(&entry.identity),
-        nodes(&entry.nodes),
-        command(&entry.identity),
-        ending(entry)
-    ));
+    push(
+        text,
+        &format!(
+            "{sent:<9} {}  {}  {}  {}",
+            who(&entry.identity),
+            nodes(&entry.nodes),
+            command(&entry.identity),
+            ending(entry)
+        ),
+    );
     if let Some(stuck) = &entry.stuck {
-        push(text, &format!(
-            "          {} {} of age {} s{}",
-            escape(&stuck.thread),
-            stuck.tid,
-            stuck.age_s,
-            if stuck.kill_pending { ", SIGKILL is pending" } else { "" }
-        ));
+        push(
+            text,
+            &format!(
+                "          {} {} of age {} s{}",
+                escape(&stuck.thread),
+                stuck.tid,
+                stuck.age_s,
+                if stuck.kill_pending { ", SIGKILL is pending" } else { "" }
+            ),
+        );
         for frame in &stuck.stack {
             push(text, &format!("            {frame}"));
         }
@@ -124,13 +130,16 @@ pub fn plan(report: &Report, first_signal: &str) -> String {
 
 fn skipped(text: &mut String, report: &Report) {
     for entry in &report.skipped {
-        push(text, &format!(
-            "skipped   {}  {}  {}  {}",
-            who(&entry.identity),
-            nodes(&entry.nodes),
-            command(&entry.identity),
-            entry.reason.sentence()
-        ));
+        push(
+            text,
+            &format!(
+                "skipped   {}  {}  {}  {}",
+                who(&entry.identity),
+                nodes(&entry.nodes),
+                command(&entry.identity),
+                entry.reason.sentence()
+            ),
+        );
     }
 }
 
@@ -145,16 +154,15 @@ pub fn report(report: &Report) -> String {
         let by = entry.identity.unit.as_ref().or(entry.identity.container.as_ref()).map_or_else(
             || {
                 let parent = entry.identity.parent.as_ref();
-                parent.map_or_else(String::new, |parent| format!(", started by {} {}", parent.pid, escape(&parent.comm)))
+                parent
+                    .map_or_else(String::new, |parent| format!(", started by {} {}", parent.pid, escape(&parent.comm)))
             },
             |unit| format!(", started by {}", escape(unit)),
         );
-        push(&mut text, &format!(
-            "appeared  {}  {}  {}{by}",
-            who(&entry.identity),
-            nodes(&entry.nodes),
-            command(&entry.identity)
-        ));
+        push(
+            &mut text,
+            &format!("appeared  {}  {}  {}{by}", who(&entry.identity), nodes(&entry.nodes), command(&entry.identity)),
+        );
     }
     for note in &report.notes {
         push(&mut text, &format!("note: {}", escape(note)));
@@ -185,11 +193,10 @@ fn proof(report: &Report) -> String {
             let mut causes = Vec::new();
             let still = processes
                 .iter()
-                .filter(|entry| {
-                    matches!(entry.result, Some(Ending::Survived | Ending::NotPermitted | Ending::Failed))
-                })
+                .filter(|entry| matches!(entry.result, Some(Ending::Survived | Ending::NotPermitted | Ending::Failed)))
                 .count();
-            for (count, what) in [(still, "not freed"), (respawned.len(), "appeared meanwhile"), (skipped.len(), "skipped")]
+            for (count, what) in
+                [(still, "not freed"), (respawned.len(), "appeared meanwhile"), (skipped.len(), "skipped")]
             {
                 if count > 0 {
                     causes.push(format!("{count} {what}"));

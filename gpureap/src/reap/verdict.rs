@@ -54,8 +54,7 @@ impl Proof {
     }
 
     fn of(view: View, plan: &Plan, policy: &Policy, before: &View) -> Self {
-        let mut proof =
-            Self { view, still: Vec::new(), respawned: Vec::new(), skipped: Vec::new(), orphans: 0 };
+        let mut proof = Self { view, still: Vec::new(), respawned: Vec::new(), skipped: Vec::new(), orphans: 0 };
         for holder in &proof.view.holders {
             if policy.chosen_slots(holder).is_empty() {
                 continue;

@@ -12,9 +12,7 @@ use super::{
     ladder::Ledger,
     signaller::{Delivery, Handle, Opened, Signal, Signaller},
 };
-use crate::model::{
-    Ancestor, Eyes, Holder, How, LineageSource, Orphan, ProcKey, Slot, Source, Usage, View,
-};
+use crate::model::{Ancestor, Eyes, Holder, How, LineageSource, Orphan, ProcKey, Slot, Source, Usage, View};
 
 pub(super) const MS: u64 = 1_000_000;
 
@@ -92,9 +90,9 @@ impl State {
             return BTreeSet::new();
         }
         let closed = |slot: Slot| {
-            self.closes.iter().any(|(who, which, at)| {
-                *who == pid && which.is_none_or(|which| which == slot) && *at <= self.now
-            })
+            self.closes
+                .iter()
+                .any(|(who, which, at)| *who == pid && which.is_none_or(|which| which == slot) && *at <= self.now)
         };
         actor.slots.iter().copied().filter(|slot| !closed(*slot)).collect()
     }
@@ -144,8 +142,7 @@ impl World {
 impl Eyes for World {
     fn view(&self) -> anyhow::Result<View> {
         let state = self.0.borrow();
-        let holders =
-            state.actors.iter().filter_map(|actor| Self::holder(actor, &state.held(actor))).collect();
+        let holders = state.actors.iter().filter_map(|actor| Self::holder(actor, &state.held(actor))).collect();
         let orphan = Orphan { slot: 0, files: 1, how: How::InFlight, last_owner: None };
         Ok(View {
             source: Source::Map,

@@ -92,7 +92,10 @@ proptest! {
             prop_assert!(pid > 1 && pid != policy.own && !policy.ancestors.contains(&pid));
             prop_assert!(!subject.kernel_thread);
             prop_assert!(
-                subject.session != policy.own_session || policy.include_own_session || policy.pids.contains(&pid)
+                subject.session != policy.own_session
+                    || policy.own_session == 0
+                    || policy.include_own_session
+                    || policy.pids.contains(&pid)
             );
             prop_assert!(subject.class != Class::Monitor);
             prop_assert!(subject.class != Class::System || !policy.include_protected.is_empty());
@@ -171,11 +174,7 @@ fn a_handle_on_another_gpu_is_not_a_reason_to_die() {
     };
     let view = View { holders: vec![job], ..empty() };
     let targets = |slots: Option<&[Slot]>, matching| {
-        let policy = Policy {
-            slots: slots.map(|slots| slots.iter().copied().collect()),
-            matching,
-            ..super::policy()
-        };
+        let policy = Policy { slots: slots.map(|slots| slots.iter().copied().collect()), matching, ..super::policy() };
         plan(&view, &Subjects::new(), &policy).targets().count()
     };
     assert_eq!(targets(Some(&[1]), Matching::Attached), 0);

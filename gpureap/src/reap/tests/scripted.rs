@@ -248,8 +248,7 @@ fn one_that_let_go_before_the_signal_is_left_alone() {
     let policy = policy();
     let plan = crate::reap::plan::plan(&world.view().unwrap(), &Subjects::new(), &policy);
     let rungs = ladder_of(10, 20);
-    let mut ladder =
-        crate::reap::ladder::Ladder { eyes: &world, signaller: &mut signaller, ledger: &mut told, rungs };
+    let mut ladder = crate::reap::ladder::Ladder { eyes: &world, signaller: &mut signaller, ledger: &mut told, rungs };
     let fates = ladder.climb(&plan.targets().collect::<Vec<_>>()).unwrap();
     assert_eq!(fates[0].end, crate::reap::ladder::End::Released);
     assert!(world.sent().is_empty() && told.0.is_empty());
@@ -417,10 +416,9 @@ fn a_dry_run_does_nothing() {
 
 #[test]
 fn zero_grace_still_terms_first() {
-    let (_, world) = reap(vec![Actor { on_term: React::Ignore, ..actor(10) }], Rungs {
-        now: false,
-        grace: Duration::ZERO,
-        timeout: Duration::from_secs(1),
-    });
+    let (_, world) = reap(
+        vec![Actor { on_term: React::Ignore, ..actor(10) }],
+        Rungs { now: false, grace: Duration::ZERO, timeout: Duration::from_secs(1) },
+    );
     assert_eq!(world.sent(), [(10, Term), (10, Kill)]);
 }
