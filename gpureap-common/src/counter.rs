@@ -41,9 +41,8 @@ counters! {
 }
 
 /// Counters whose rise means that holders may be missing or wrong until a resync.
-pub const LOSSES: [u32; 8] = [
-    FILES_FULL, TABLES_FULL, HOLDERS_FULL, PROCS_FULL, READ_FAULT, COPY_MISSED, WALK_CUT, STALE_FILE,
-];
+pub const LOSSES: [u32; 8] =
+    [FILES_FULL, TABLES_FULL, HOLDERS_FULL, PROCS_FULL, READ_FAULT, COPY_MISSED, WALK_CUT, STALE_FILE];
 
 /// Room in the map, so that counters can be added without a new ABI.
 pub const CAPACITY: u32 = 64;

@@ -7,10 +7,10 @@ pub const ABSENT: u32 = u32::MAX;
 /// bytes; a kernel where one is absent or has another size is refused.
 pub const OFFSETS: &[(&str, &str, &str, u32)] = &[
     ("OFF_FILE_INODE", "file", "f_inode", 8),
+    ("OFF_FILE_MODE", "file", "f_mode", 4),
     ("OFF_INODE_MODE", "inode", "i_mode", 2),
     ("OFF_INODE_RDEV", "inode", "i_rdev", 4),
     ("OFF_INODE_NLINK", "inode", "i_nlink", 4),
-    ("OFF_FILE_MODE", "file", "f_mode", 4),
     ("OFF_TASK_FILES", "task_struct", "files", 8),
     ("OFF_TASK_TGID", "task_struct", "tgid", 4),
     ("OFF_TASK_PID", "task_struct", "pid", 4),
@@ -20,11 +20,9 @@ pub const OFFSETS: &[(&str, &str, &str, u32)] = &[
     ("OFF_TASK_COMM", "task_struct", "comm", 16),
     ("OFF_TASK_EXIT_CODE", "task_struct", "exit_code", 4),
     ("OFF_TASK_MM", "task_struct", "mm", 8),
-    ("OFF_TASK_FLAGS", "task_struct", "flags", 4),
     ("OFF_TASK_SIGNAL", "task_struct", "signal", 8),
     ("OFF_SIGNAL_LIVE", "signal_struct", "live", 4),
     ("OFF_SIGNAL_EXIT_CODE", "signal_struct", "group_exit_code", 4),
-    ("OFF_FILES_COUNT", "files_struct", "count", 4),
     ("OFF_FILES_FDT", "files_struct", "fdt", 8),
     ("OFF_FDT_MAX_FDS", "fdtable", "max_fds", 4),
     ("OFF_FDT_FD", "fdtable", "fd", 8),

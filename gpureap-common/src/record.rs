@@ -227,6 +227,10 @@ const _: () = {
 #[cfg(feature = "user")]
 mod pod {
     use super::{Device, File, Holder, HolderKey, Lineage, Meta, Proc, ProcKey, Table};
+    use crate::{
+        event::{FileEvent, Header, ProcEvent},
+        sweep::SweepRecord,
+    };
 
     macro_rules! pod {
         ($($record:ty),*) => {
@@ -237,4 +241,5 @@ mod pod {
         };
     }
     pod!(ProcKey, Meta, Device, File, Table, HolderKey, Holder, Proc, Lineage);
+    pod!(Header, FileEvent, ProcEvent, SweepRecord);
 }

@@ -1,7 +1,266 @@
-//! Placeholder, replaced at merge.
+//! `gpureap daemon`: keeps the tracer attached, heals losses, follows the driver. The kernel keeps the truth; when this
+//! process dies, the pinned programs go on counting and the next one adopts them.
 
-use crate::{cli::DaemonArgs, config::Config, error::Failure, exit_code::Exit};
+use std::{
+    collections::BTreeSet,
+    env, fs,
+    io::{Read as _, Seek as _, Write as _},
+    path::Path,
+    time::Duration,
+};
 
-pub fn run(_args: &DaemonArgs, _config: &Config) -> anyhow::Result<Exit> {
-    Err(Failure::unsupported("daemon is not in this build yet").into())
+use anyhow::Context as _;
+use aya::maps::{MapData, RingBuf};
+use rustix::fs::{FlockOperation, flock};
+use sd_notify::NotifyState;
+use tokio::{
+    io::{Interest, unix::AsyncFd},
+    signal::unix::{SignalKind, signal},
+    time::{Instant, MissedTickBehavior, interval, sleep_until},
+};
+
+use crate::{
+    bpf::{
+        Tracer,
+        ring::{Event, decode},
+    },
+    cli::DaemonArgs,
+    config::Config,
+    error::Failure,
+    exit_code::Exit,
+    gpu::devices::{self, Devices},
+    model::Backend,
+};
+
+/// A CUDA process opens its devices in a burst and maps them in the same second; then it is looked at once.
+const OBSERVE_AFTER: Duration = Duration::from_millis(500);
+/// Records taken from the ring before timers and signals get their turn.
+const DRAIN: usize = 1024;
+
+pub fn run(args: &DaemonArgs, config: &Config) -> anyhow::Result<Exit> {
+    if !rustix::process::geteuid().is_root() {
+        return Err(
+            Failure::not_permitted("the daemon needs root: it attaches kernel programs and pins their maps").into()
+        );
+    }
+    let _lock = Lock::take(&config.paths.run)?;
+    let devices = devices::discover(&config.paths, &config.devices)?;
+    let mut tracer = Tracer::start(config, &devices)?;
+    if args.keep {
+        tracer.keep();
+    }
+    announce(&tracer, &devices);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(Daemon { config, tracer, devices, to_observe: BTreeSet::new(), reported: 0 }.serve())
+}
+
+fn announce(tracer: &Tracer, devices: &Devices) {
+    for refusal in &tracer.refusals {
+        tracing::warn!("{} does not run here: {}", crate::bpf::load::name(refusal.backend), refusal.reason);
+    }
+    for note in tracer.notes.iter().map(String::as_str).chain(devices.notes().iter().map(String::as_str)) {
+        tracing::warn!("{note}");
+    }
+    if devices.is_empty() {
+        tracing::warn!("no NVIDIA driver is loaded and no stand-in is configured: waiting for the driver");
+    }
+    tracing::info!(
+        "tracing {} devices with {}{}",
+        devices.list().len(),
+        crate::bpf::load::name(tracer.backend),
+        if tracer.adopted { ", adopted from pins" } else { "" }
+    );
+}
+
+/// One daemon per run directory. The lock is the kernel's: it goes with the process, however that ends.
+struct Lock {
+    _file: fs::File,
+}
+
+impl Lock {
+    fn take(run: &Path) -> anyhow::Result<Self> {
+        fs::create_dir_all(run).with_context(|| format!("create {}", run.display()))?;
+        let path = run.join("daemon.lock");
+        let mut file = fs::OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .open(&path)
+            .with_context(|| format!("open {}", path.display()))?;
+        if flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
+            let mut pid = String::new();
+            file.read_to_string(&mut pid).ok();
+            let pid = pid.trim();
+            let who = if pid.is_empty() { String::new() } else { format!(" (pid {pid})") };
+            return Err(Failure::unsupported(format!("another gpureap daemon{who} runs: it holds {}", path.display())).into());
+        }
+        file.set_len(0)?;
+        file.rewind()?;
+        writeln!(file, "{}", std::process::id())?;
+        Ok(Self { _file: file })
+    }
+}
+
+struct Daemon<'a> {
+    config: &'a Config,
+    tracer: Tracer,
+    devices: Devices,
+    /// Processes that opened a device and have not been looked at since (`gate` has no hook on mmap).
+    to_observe: BTreeSet<u32>,
+    /// Losses that were told already.
+    reported: u64,
+}
+
+impl Daemon<'_> {
+    async fn serve(mut self) -> anyhow::Result<Exit> {
+        let events = self.tracer.events()?;
+        // SAFETY: the ring owns its descriptor and keeps it until it is dropped, after its registration.
+        let ring = unsafe { AsyncFd::register_with_interest(events, Interest::READABLE) }
+            .map_err(|_error| anyhow::anyhow!("the ring's descriptor cannot be watched"))?;
+        let mut ring = Ring { ring };
+        let mut terminate = signal(SignalKind::terminate())?;
+        let mut interrupt = signal(SignalKind::interrupt())?;
+        let mut hangup = signal(SignalKind::hangup())?;
+        let mut loss_poll = interval(self.config.daemon.loss_poll);
+        let mut sweep = interval(self.config.daemon.sweep_period);
+        for timer in [&mut loss_poll, &mut sweep] {
+            timer.set_missed_tick_behavior(MissedTickBehavior::Delay);
+            timer.reset();
+        }
+        let watchdog = watchdog_period();
+        let mut watchdog_timer = interval(watchdog.unwrap_or(Duration::from_hours(24)));
+        let mut observe_at: Option<Instant> = None;
+
+        notify(&[NotifyState::Ready, NotifyState::Status(&self.status())]);
+        loop {
+            tokio::select! {
+                _ = terminate.recv() => break,
+                _ = interrupt.recv() => break,
+                _ = hangup.recv() => self.follow_driver(true)?,
+                _ = loss_poll.tick() => self.heal()?,
+                _ = sweep.tick() => {
+                    self.follow_driver(false)?;
+                    self.resync("period")?;
+                }
+                _ = watchdog_timer.tick(), if watchdog.is_some() => notify(&[NotifyState::Watchdog]),
+                events = ring.take() => {
+                    for bytes in events? {
+                        self.note(&bytes);
+                    }
+                    if !self.to_observe.is_empty() && observe_at.is_none() {
+                        observe_at = Some(Instant::now() + OBSERVE_AFTER);
+                    }
+                }
+                () = sleep_until(observe_at.unwrap_or_else(Instant::now)), if observe_at.is_some() => {
+                    observe_at = None;
+                    self.observe();
+                }
+            }
+        }
+        notify(&[NotifyState::Stopping]);
+        tracing::info!("stopping");
+        Ok(Exit::Done)
+    }
+
+    fn status(&self) -> String {
+        format!("{}, {} devices", crate::bpf::load::name(self.tracer.backend), self.devices.list().len())
+    }
+
+    fn note(&mut self, bytes: &[u8]) {
+        match decode(bytes) {
+            Ok(event) => {
+                tracing::debug!(?event);
+                if let Event::Gate(event) = event {
+                    self.to_observe.insert(event.header.tgid);
+                }
+            }
+            Err(error) => tracing::warn!("ring: {error}"),
+        }
+    }
+
+    fn observe(&mut self) {
+        if self.tracer.backend != Backend::Gate {
+            self.to_observe.clear();
+            return;
+        }
+        for tgid in std::mem::take(&mut self.to_observe) {
+            if let Err(error) = self.tracer.eyes().observe(tgid) {
+                tracing::debug!("look at {tgid}: {error:#}");
+            }
+        }
+    }
+
+    /// Any loss is healed by a sweep, and told.
+    fn heal(&mut self) -> anyhow::Result<()> {
+        let losses = self.tracer.eyes().handles().losses()?;
+        if losses > self.reported {
+            tracing::warn!("{} events were lost; the maps are resynchronised", losses - self.reported);
+            self.reported = losses;
+            self.resync("loss")?;
+        }
+        Ok(())
+    }
+
+    fn resync(&self, why: &str) -> anyhow::Result<()> {
+        let outcome = self.tracer.resync()?;
+        if outcome.corrections > 0 || outcome.pending > 0 {
+            tracing::info!("resync ({why}): {} corrections, {} pending", outcome.corrections, outcome.pending);
+        }
+        Ok(())
+    }
+
+    fn follow_driver(&mut self, asked: bool) -> anyhow::Result<()> {
+        let devices = match devices::discover(&self.config.paths, &self.config.devices) {
+            Ok(devices) => devices,
+            Err(error) => {
+                tracing::warn!("devices: {error}");
+                return Ok(());
+            }
+        };
+        if asked || devices.fingerprint() != self.devices.fingerprint() {
+            tracing::info!("the device table changed: {} devices", devices.list().len());
+            self.tracer.set_devices(&devices)?;
+            self.devices = devices;
+            self.resync("devices")?;
+            notify(&[NotifyState::Status(&self.status())]);
+        }
+        Ok(())
+    }
+}
+
+/// The ring as a source of batches.
+struct Ring {
+    ring: AsyncFd<RingBuf<MapData>>,
+}
+
+impl Ring {
+    /// Waits for records and copies them out. The ring is emptied before readiness is cleared: the kernel wakes a reader
+    /// only when it had caught up.
+    async fn take(&mut self) -> anyhow::Result<Vec<Vec<u8>>> {
+        let mut guard = self.ring.readable_mut().await?;
+        let mut batch = Vec::new();
+        let ring = guard.get_inner_mut();
+        while batch.len() < DRAIN {
+            let Some(item) = ring.next() else {
+                guard.clear_ready();
+                break;
+            };
+            batch.push(item.to_vec());
+        }
+        Ok(batch)
+    }
+}
+
+fn notify(states: &[NotifyState<'_>]) {
+    if env::var_os("NOTIFY_SOCKET").is_some()
+        && let Err(error) = sd_notify::notify(states)
+    {
+        tracing::warn!("sd_notify: {error}");
+    }
+}
+
+/// Half of what systemd allows between two signs of life.
+fn watchdog_period() -> Option<Duration> {
+    sd_notify::watchdog_enabled().map(|period| period / 2)
 }

@@ -1,7 +1,249 @@
-//! Placeholder, replaced at merge.
+//! `gpureap doctor`: what this host allows and which probe set will run. Every failed check says what to do.
 
-use crate::{cli::DoctorArgs, config::Config, error::Failure, exit_code::Exit};
+use std::{
+    fmt::Write as _,
+    fs::{self, File},
+    path::{Path, PathBuf},
+};
 
-pub fn run(_args: &DoctorArgs, _config: &Config) -> anyhow::Result<Exit> {
-    Err(Failure::unsupported("doctor is not in this build yet").into())
+use serde::Serialize;
+
+use crate::{
+    bpf::{
+        Tracer,
+        load::{self, name},
+        pins,
+    },
+    cli::DoctorArgs,
+    config::{Config, StandIn},
+    exit_code::Exit,
+    gpu::devices,
+    kernel::{btf::Btf, offsets::Offsets},
+    model::{Backend, Eyes as _},
+    out,
+};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+enum Verdict {
+    Ok,
+    /// Works, with less.
+    Degraded,
+    Failed,
+}
+
+#[derive(Debug, Serialize)]
+struct Check {
+    name: &'static str,
+    verdict: Verdict,
+    /// What was found, or what to do.
+    detail: String,
+}
+
+#[derive(Debug, Serialize)]
+struct Report {
+    schema: &'static str,
+    kernel: String,
+    /// The set that a daemon started now would run.
+    backend: Option<Backend>,
+    ok: bool,
+    checks: Vec<Check>,
+}
+
+pub fn run(args: &DoctorArgs, config: &Config) -> anyhow::Result<Exit> {
+    let report = examine(config);
+    let exit = if report.ok {
+        Exit::Done
+    } else if rustix::process::geteuid().is_root() {
+        Exit::Unsupported
+    } else {
+        Exit::NotPermitted
+    };
+    if args.json {
+        out::json::print(&report)?;
+    } else {
+        out::raw(text(&report).as_bytes())?;
+    }
+    Ok(exit)
+}
+
+fn text(report: &Report) -> String {
+    let mut text = format!("kernel {}\n", report.kernel);
+    for Check { name, verdict, detail } in &report.checks {
+        let mark = match verdict {
+            Verdict::Ok => "ok",
+            Verdict::Degraded => "less",
+            Verdict::Failed => "FAIL",
+        };
+        writeln!(text, "{mark:>5}  {name:<12} {}", out::sanitize::escape(detail)).expect("writing to a string");
+    }
+    match report.backend {
+        Some(backend) if report.ok => writeln!(text, "\nthe daemon will run the probe set `{}`", name(backend)),
+        _ => writeln!(text, "\nthe daemon cannot run here; `holders` falls back to what the checks above allow"),
+    }
+    .expect("writing to a string");
+    text
+}
+
+struct Checks(Vec<Check>);
+
+impl Checks {
+    fn add(&mut self, name: &'static str, verdict: Verdict, detail: impl Into<String>) {
+        self.0.push(Check { name, verdict, detail: detail.into() });
+    }
+
+    fn result(&mut self, name: &'static str, result: Result<String, String>) -> bool {
+        match result {
+            Ok(detail) => self.add(name, Verdict::Ok, detail),
+            Err(detail) => {
+                self.add(name, Verdict::Failed, detail);
+                return false;
+            }
+        }
+        true
+    }
+}
+
+fn examine(config: &Config) -> Report {
+    let kernel = fs::read_to_string(config.paths.proc.join("sys/kernel/osrelease"))
+        .map_or_else(|_| "unknown".to_owned(), |text| text.trim().to_owned());
+    let mut checks = Checks(Vec::new());
+
+    let root = checks.result("rights", rights());
+    let btf = checks.result("btf", btf(config));
+    let bpffs = checks.result(
+        "bpffs",
+        pins::check_root(&config.paths.pin)
+            .map(|()| format!("pins go to {}", config.paths.pin.display()))
+            .map_err(|error| format!("{error:#}")),
+    );
+    match load::cgroup2_root(&config.paths.proc) {
+        Some(at) => checks.add("cgroup2", Verdict::Ok, format!("mounted at {}", at.display())),
+        None => checks.add(
+            "cgroup2",
+            Verdict::Degraded,
+            "not mounted, so `gate` and fences cannot run: mount -t cgroup2 none /sys/fs/cgroup",
+        ),
+    }
+    device_checks(config, &mut checks);
+    running(config, &mut checks);
+
+    let mut backend = None;
+    if root && btf && bpffs {
+        for candidate in load::order(config) {
+            match self_test(config, candidate) {
+                Ok(told) => {
+                    checks.add(name(candidate), Verdict::Ok, told);
+                    backend = backend.or(Some(candidate));
+                }
+                Err(error) => checks.add(name(candidate), Verdict::Degraded, format!("{error:#}")),
+            }
+        }
+        match backend {
+            Some(backend) => {
+                checks.add("self-test", Verdict::Ok, format!("`{}` saw a real open and close", name(backend)));
+            }
+            None => {
+                checks.add("self-test", Verdict::Failed, "no probe set runs on this kernel; the lines above say why")
+            }
+        }
+    } else {
+        checks.add("self-test", Verdict::Failed, "not run: first cure what failed above");
+    }
+    let ok = checks.0.iter().all(|check| check.verdict != Verdict::Failed);
+    Report { schema: "gpureap.doctor/1", kernel, backend, ok, checks: checks.0 }
+}
+
+fn rights() -> Result<String, String> {
+    if rustix::process::geteuid().is_root() {
+        Ok("root".to_owned())
+    } else {
+        Err("not root: tracing needs root, or CAP_BPF, CAP_PERFMON, CAP_SYS_ADMIN and CAP_SYS_PTRACE".to_owned())
+    }
+}
+
+fn btf(config: &Config) -> Result<String, String> {
+    let path = config.paths.sys.join("kernel/btf/vmlinux");
+    let btf = Btf::read(&path).map_err(|error| error.to_string())?;
+    let offsets = Offsets::resolve(&btf).map_err(|error| error.to_string())?;
+    Ok(format!("{} members found in {}", offsets.0.len(), path.display()))
+}
+
+fn device_checks(config: &Config, checks: &mut Checks) {
+    match devices::discover(&config.paths, &config.devices) {
+        Ok(devices) if devices.is_empty() => checks.add(
+            "devices",
+            Verdict::Degraded,
+            "no NVIDIA driver is loaded and no stand-in is configured: nothing will be traced until the driver comes",
+        ),
+        Ok(devices) => {
+            checks.add(
+                "devices",
+                Verdict::Ok,
+                format!(
+                    "{} GPUs, {} device nodes in all",
+                    devices.gpus().filter(|gpu| gpu.minor.is_some()).count(),
+                    devices.list().len()
+                ),
+            );
+            for note in devices.notes() {
+                checks.add("devices", Verdict::Degraded, note.clone());
+            }
+        }
+        Err(error) => checks.add("devices", Verdict::Failed, error.to_string()),
+    }
+}
+
+/// What is pinned now.
+fn running(config: &Config, checks: &mut Checks) {
+    let Ok((sets, _)) = pins::list(&config.paths.pin) else { return };
+    for set in sets {
+        match crate::bpf::handles::Handles::from_pins(&set.dir) {
+            Ok(handles) => {
+                let lost = handles.losses().unwrap_or(0);
+                let verdict = if lost == 0 { Verdict::Ok } else { Verdict::Degraded };
+                checks.add("tracer", verdict, format!("`{}` is attached, {lost} events lost since", name(set.backend)));
+            }
+            Err(error) => checks.add("tracer", Verdict::Degraded, error.to_string()),
+        }
+    }
+}
+
+/// Attaches a set beside whatever runs, opens a real character device, looks, closes it, looks again.
+fn self_test(config: &Config, backend: Backend) -> anyhow::Result<String> {
+    const NODE: &str = "/dev/zero";
+    let pin = pin_beside(&config.paths.pin);
+    let mut private = Config { backend: Some(backend), devices: Vec::new(), ..config.clone() };
+    private.paths.pin.clone_from(&pin);
+    // No driver's devices here: the test must not depend on a GPU, and gpureap never opens one.
+    private.paths.proc = PathBuf::from("/proc");
+    let stand_in = StandIn::new(1, 5, NODE.into()).map_err(anyhow::Error::msg)?;
+    let devices = devices::stand_ins_alone(&[stand_in])?;
+    let tracer = Tracer::start(&private, &devices)?;
+    let own = std::process::id();
+    let held = |tracer: &Tracer| -> anyhow::Result<u32> {
+        let view = tracer.eyes().view()?;
+        let holder = view.holders.iter().find(|holder| holder.key.tgid == own);
+        Ok(holder.map_or(0, |holder| holder.usage.values().map(|usage| usage.fds).sum()))
+    };
+    let before = held(&tracer)?;
+    let file = File::open(NODE)?;
+    let during = held(&tracer)?;
+    drop(file);
+    let after = held(&tracer)?;
+    anyhow::ensure!(
+        (during, after) == (before + 1, before),
+        "attached, but an open and close of {NODE} counted {before}, {during}, {after} instead of {before}, {}, {before}",
+        before + 1
+    );
+    Ok(match backend {
+        Backend::Kprobe => "runs: exact, also in-flight descriptors".to_owned(),
+        Backend::Fentry => "runs: exact, resynchronised when a preemptible kernel skips a program".to_owned(),
+        Backend::Gate => "runs: every read is verified; it cannot see in-flight and io_uring files".to_owned(),
+    })
+}
+
+fn pin_beside(pin: &Path) -> PathBuf {
+    let name = format!("gpureap-doctor-{}", std::process::id());
+    pin.parent().unwrap_or(Path::new("/sys/fs/bpf")).join(name)
 }

@@ -3,7 +3,8 @@
 use std::{fs, path::Path};
 
 use jiff::{SignedDuration, Timestamp};
-use rustix::time::{ClockId, clock_gettime};
+
+use crate::clock::boottime_ns;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Host {
@@ -32,12 +33,6 @@ impl Host {
         let time = self.now - SignedDuration::from_nanos(ago);
         time.round(jiff::Unit::Millisecond).unwrap_or(time)
     }
-}
-
-/// `CLOCK_BOOTTIME`, which all times from the kernel are in.
-pub fn boottime_ns() -> u64 {
-    let now = clock_gettime(ClockId::Boottime);
-    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
 
 #[cfg(test)]

@@ -2,6 +2,7 @@
 
 pub mod bpf;
 pub mod cli;
+pub mod clock;
 pub mod commands;
 pub mod config;
 pub mod daemon;
@@ -13,8 +14,10 @@ pub mod eyes;
 pub mod gpu;
 pub mod holders;
 pub mod host;
+pub mod kernel;
 pub mod model;
 pub mod out;
 pub mod process;
 pub mod reap;
 pub mod run;
+pub mod track;

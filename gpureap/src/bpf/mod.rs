@@ -1,13 +1,56 @@
-//! Placeholder, replaced at merge.
+//! Everything that talks bpf: the object, its maps and programs, and views over them.
+
+pub mod eyes;
+pub mod handles;
+pub mod load;
+pub mod object;
+pub mod pins;
+pub mod resync;
+pub mod ring;
+pub mod sys;
+pub mod tracer;
+
+pub use tracer::Tracer;
 
 use crate::{
     config::Config,
     error::Failure,
-    model::{Eyes, Source},
+    gpu::devices::Devices,
+    model::Source,
 };
 
-/// Opens the best source, or the one that is asked for. The holders command falls back to /proc by itself when this
-/// fails with `Unsupported` or `NotPermitted` and no source was asked for.
-pub fn open_eyes(_config: &Config, _source: Option<Source>) -> anyhow::Result<Box<dyn Eyes>> {
-    Err(Failure::unsupported("the kernel side is not in this build yet").into())
+/// Opens the best source, or the one that is asked for: the pinned map of a running tracer, else a one-shot snapshot;
+/// with it, the devices that it looks at. `Source::Proc` is not the kernel's: the caller falls back to it when this fails
+/// and no source was asked for.
+pub fn open_eyes(
+    config: &Config,
+    devices: &Devices,
+    source: Option<Source>,
+) -> anyhow::Result<(eyes::KernelEyes, Devices)> {
+    let mut notes = Vec::new();
+    if source != Some(Source::Snapshot) {
+        match eyes::from_pins(config, devices) {
+            Ok(Ok(found)) => {
+                let traced = found.devices().clone();
+                return Ok((found, traced));
+            }
+            Ok(Err(unreadable)) => notes = unreadable,
+            // Pins are root's; without rights there may still be other sources.
+            Err(error) => notes.push(format!("{error:#}")),
+        }
+        if source == Some(Source::Map) {
+            let reason = notes.pop().unwrap_or_else(|| format!("nothing is pinned in {}", config.paths.pin.display()));
+            return Err(Failure::unsupported(format!("no tracer's map can be read: {reason}")).into());
+        }
+    }
+    let handles = load::Loaded::new(config, devices)?.into_snapshot()?;
+    Ok((eyes::KernelEyes::new(handles, devices.clone(), None, config).with_notes(notes), devices.clone()))
+}
+
+/// A failed step on the pin directory, as a sentence with the right exit code.
+fn handles_error(path: &std::path::Path, error: std::io::Error) -> anyhow::Error {
+    if error.kind() == std::io::ErrorKind::PermissionDenied {
+        return Failure::not_permitted(format!("{} cannot be written: run as root", path.display())).into();
+    }
+    anyhow::Error::from(error).context(format!("create {}", path.display()))
 }

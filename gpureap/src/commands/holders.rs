@@ -7,10 +7,9 @@ use crate::{
     config::Config,
     exit_code::Exit,
     eyes::{self, Opened},
-    gpu::devices::{Devices, discover},
     holders::{Options, build, report::HoldersReport},
     host::Host,
-    model::{LineageSource, NoLineage, Source, View},
+    model::{Source, View},
     out,
 };
 
@@ -26,21 +25,22 @@ pub fn run(args: &HoldersArgs, config: &Config) -> anyhow::Result<Exit> {
 
 fn report(args: &HoldersArgs, config: &Config) -> anyhow::Result<HoldersReport> {
     let HoldersArgs { choosing: Choosing { gpu, by, pid }, json, source, sweep } = args;
-    let devices = discover(&config.paths, &config.devices)?;
+    let Opened { eyes, devices, note } = eyes::open(config, *source)?;
     let slots = if gpu.is_empty() { None } else { Some(devices.select_all(&config.paths, gpu, *by)?) };
-    let finish = |view: &View, lineage: &dyn LineageSource, devices: &Devices| {
-        let host = Host::read(&config.paths.proc);
-        let options = Options { host, slots: slots.clone(), pids: pid.clone(), threads: *json };
-        build(view, devices, lineage, &config.paths, &options)
-    };
-    if devices.is_empty() {
+    let mut view = if devices.is_empty() {
         // Nothing can be held: no look needed, nothing missed.
-        return Ok(finish(&nothing(source.unwrap_or(Source::Proc)), &NoLineage, &devices));
+        nothing(source.unwrap_or(Source::Proc))
+    } else if *sweep {
+        eyes.sweep()?
+    } else {
+        eyes.view()?
+    };
+    if !devices.is_empty() {
+        view.notes.extend(note);
     }
-    let Opened { eyes, note } = eyes::open(config, &devices, *source)?;
-    let mut view = if *sweep { eyes.sweep()? } else { eyes.view()? };
-    view.notes.extend(note);
-    Ok(finish(&view, eyes.lineage(), &devices))
+    let host = Host::read(&config.paths.proc);
+    let options = Options { host, slots, pids: pid.clone(), threads: *json };
+    Ok(build(&view, &devices, eyes.lineage(), &config.paths, &options))
 }
 
 fn nothing(source: Source) -> View {

@@ -12,7 +12,7 @@ use crate::{
     exit_code::Exit,
     gpu::devices::{Devices, discover},
     holders::{self, Options},
-    host::{Host, boottime_ns},
+    clock::boottime_ns, host::Host,
     model::{DeviceKind, Eyes, Holder, How, ProcKey, Slot, Source, View},
     out::{self, Style},
     process::Facts,

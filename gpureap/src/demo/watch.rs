@@ -1,9 +1,8 @@
 //! Where the demo looks: a tracer of its own if the kernel lets it, else a sweep at each look.
 
 use crate::{
-    bpf,
+    bpf::{self, Tracer},
     config::Config,
-    error::Failure,
     gpu::devices::discover,
     model::{Eyes, Source},
     process::walk::ProcEyes,
@@ -31,15 +30,25 @@ impl Watch for Looks {
     }
 }
 
+impl Watch for Tracer {
+    fn eyes(&self) -> &dyn Eyes {
+        Self::eyes(self)
+    }
+    fn describe(&self) -> String {
+        format!("a tracer of its own, with the probe set `{}`", bpf::load::name(self.backend))
+    }
+}
+
 /// The best that this kernel allows; the sentences say why it is not the first choice.
 pub fn start(config: &Config) -> anyhow::Result<(Box<dyn Watch>, Vec<String>)> {
+    let devices = discover(&config.paths, &config.devices)?;
     let mut notes = Vec::new();
-    match tracer(config) {
-        Ok(watch) => return Ok((watch, notes)),
+    match Tracer::start(config, &devices) {
+        Ok(tracer) => return Ok((Box::new(tracer), notes)),
         Err(error) => notes.push(format!("no tracer: {error:#}")),
     }
-    let looks = match bpf::open_eyes(config, Some(Source::Snapshot)) {
-        Ok(eyes) => Looks { eyes, name: "one-shot sweeps of the kernel" },
+    let looks = match bpf::open_eyes(config, &devices, Some(Source::Snapshot)) {
+        Ok((eyes, _)) => Looks { eyes: Box::new(eyes), name: "one-shot sweeps of the kernel" },
         Err(error) => {
             notes.push(format!("no sweeps of the kernel: {error:#}"));
             by_proc(config)?
@@ -52,9 +61,4 @@ pub fn start(config: &Config) -> anyhow::Result<(Box<dyn Watch>, Vec<String>)> {
 pub fn by_proc(config: &Config) -> anyhow::Result<Looks> {
     let devices = discover(&config.paths, &config.devices)?;
     Ok(Looks { eyes: Box::new(ProcEyes { paths: config.paths.clone(), devices }), name: "/proc" })
-}
-
-/// Replaced at merge by a watch over `bpf::Tracer::start(config)`, which detaches everything when dropped.
-fn tracer(_config: &Config) -> anyhow::Result<Box<dyn Watch>> {
-    Err(Failure::unsupported("the tracer is not in this build yet").into())
 }

@@ -50,7 +50,11 @@ impl Devices {
     }
 
     pub fn get(&self, slot: Slot) -> Option<&Device> {
-        self.list.get(slot as usize)
+        // Dense unless the kernel's table gave the slots, as after a reload of the driver.
+        match self.list.get(slot as usize) {
+            Some(device) if device.slot == slot => Some(device),
+            _ => self.list.iter().find(|device| device.slot == slot),
+        }
     }
 
     /// By device number; an unknown minor of an NVIDIA major belongs to the wildcard entry of that major.
@@ -141,6 +145,12 @@ pub fn discover(paths: &Paths, stand_ins: &[StandIn]) -> Result<Devices, Failure
     }
     devices.fingerprint = fingerprint(paths, &devices.list);
     Ok(devices)
+}
+
+/// A table of stand-ins and nothing else, whatever driver is loaded.
+pub fn stand_ins_alone(stand_ins: &[StandIn]) -> Result<Devices, Failure> {
+    let paths = Paths { proc: PathBuf::from("/nonexistent"), ..Paths::default() };
+    discover(&paths, stand_ins)
 }
 
 /// Where a `/dev/...` path really is when the dev root was moved.
@@ -371,5 +381,6 @@ fn fingerprint(paths: &Paths, list: &[Device]) -> u64 {
     hasher.finish()
 }
 
+mod slots;
 #[cfg(test)]
 mod tests;

@@ -80,7 +80,8 @@ pub fn build(
         let slot = device.slot;
         let own = device.kind.is_gpu() && device.minor.is_some();
         let used = counts.contains_key(&slot) || files(slot).is_some_and(|files| files > 0);
-        options.wants_slot(slot) && (own || devices.is_present(slot) || used)
+        // What a shown holder has is always among the devices, chosen or not: its rows refer to them.
+        counts.contains_key(&slot) || options.wants_slot(slot) && (own || devices.is_present(slot) || used)
     });
     let device_reports = shown.map(|device| {
         let Device { slot, node, major, minor, kind, gpu, index, uuid, bdf, model } = device.clone();

@@ -36,19 +36,18 @@ use crate::{
     error::Failure,
     exit_code::Exit,
     eyes::{self, Opened},
-    gpu::devices::{Devices, discover},
-    host::boottime_ns,
+    gpu::devices::Devices,
+    clock::boottime_ns,
     model::Eyes,
     out,
     process::Facts,
 };
 
 pub fn run(args: &ReapArgs, config: &Config) -> anyhow::Result<Exit> {
-    let devices = discover(&config.paths, &config.devices)?;
+    let Opened { eyes, devices, note } = eyes::open(config, None)?;
     if devices.is_empty() {
         return Err(Failure::unsupported("this host has no NVIDIA device, and no stand-in is configured").into());
     }
-    let Opened { eyes, note } = eyes::open(config, &devices, None)?;
     reap(args, config, &devices, eyes.as_ref(), note)
 }
 

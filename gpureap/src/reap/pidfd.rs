@@ -12,7 +12,7 @@ use rustix::{
 };
 
 use super::signaller::{Delivery, Handle, Opened, Signal, Signaller};
-use crate::{host::boottime_ns, model::ProcKey, process::stat::Stat};
+use crate::{clock::boottime_ns, model::ProcKey, process::stat::Stat};
 
 const NANOS: u64 = 1_000_000_000;
 

@@ -1,0 +1,58 @@
+//! The single way to user space: reserve, fill, submit, or count.
+
+use aya_ebpf::helpers::generated::{bpf_get_smp_processor_id, bpf_ktime_get_boot_ns};
+use gpureap_common::{
+    counter,
+    event::{FileEvent, Header, ProcEvent},
+    record::ProcKey,
+};
+
+use crate::{count, maps::EVENTS, task::Me};
+
+#[inline(always)]
+pub(crate) fn now_ns() -> u64 {
+    // SAFETY: returns a number.
+    unsafe { bpf_ktime_get_boot_ns() }
+}
+
+#[inline(always)]
+fn header(kind: u16, size: usize, key: ProcKey, tid: u32) -> Header {
+    Header {
+        kind,
+        size: size as u16,
+        // SAFETY: returns a number.
+        cpu: unsafe { bpf_get_smp_processor_id() },
+        time_ns: now_ns(),
+        tgid: key.tgid,
+        tid,
+        start_ns: key.start_ns,
+    }
+}
+
+#[inline(always)]
+fn submit<T: 'static>(record: T) {
+    if let Some(mut entry) = EVENTS.reserve::<T>(0) {
+        entry.write(record);
+        entry.submit(0);
+        count::up(counter::EVENTS);
+    } else {
+        count::up(counter::RING_FULL);
+    }
+}
+
+#[inline(always)]
+pub(crate) fn file(kind: u16, me: &Me, file: u64, dev: u32, slot: u32, comm: [u8; 16]) {
+    let key = ProcKey::new(me.tgid, me.start_ns);
+    submit(FileEvent { header: header(kind, size_of::<FileEvent>(), key, me.tid), file, dev, slot, comm });
+}
+
+#[inline(always)]
+pub(crate) fn process(kind: u16, key: ProcKey, tid: u32, parent: ProcKey, exit_code: u32, comm: [u8; 16]) {
+    submit(ProcEvent {
+        header: header(kind, size_of::<ProcEvent>(), key, tid),
+        parent_start_ns: parent.start_ns,
+        parent_tgid: parent.tgid,
+        exit_code,
+        comm,
+    });
+}

@@ -1,0 +1,31 @@
+//! The `gate` set: a `cgroup_device` program at the cgroup2 root sees every open of a device node on the host, before
+//! the driver does, and nothing else. The process becomes a candidate that every read verifies.
+
+use aya_ebpf::{macros::cgroup_device, programs::DeviceContext};
+use gpureap_common::{abi, counter, event};
+
+use crate::{
+    count, emit, file,
+    task::{self, Me},
+};
+
+/// Type and access in `bpf_cgroup_dev_ctx.access_type` (include/uapi/linux/bpf.h).
+const TYPE_CHAR: u32 = 2;
+const ACCESS_MKNOD: u32 = 1;
+
+#[cgroup_device]
+pub(crate) fn node_open_gate(ctx: DeviceContext) -> i32 {
+    // SAFETY: the kernel hands in a valid context.
+    let (access_type, major, minor) = unsafe { ((*ctx.device).access_type, (*ctx.device).major, (*ctx.device).minor) };
+    let access = access_type >> 16;
+    if access_type & 0xffff == TYPE_CHAR
+        && access != ACCESS_MKNOD
+        && let Some(device) = file::device(abi::dev(major, minor))
+    {
+        let me = Me::current();
+        count::up(counter::GATE_OPENS);
+        file::interest(&me, emit::now_ns(), 0, 1);
+        emit::file(event::kind::GATE, &me, 0, abi::dev(major, minor), device.slot, task::comm(me.task));
+    }
+    1
+}

@@ -1,0 +1,74 @@
+//! Who is running, and what a `task_struct` says.
+
+use aya_ebpf::helpers::generated::{bpf_get_current_pid_tgid, bpf_get_current_task};
+use gpureap_common::record::ProcKey;
+
+use crate::globals::{
+    OFF_TASK_COMM, OFF_TASK_FILES, OFF_TASK_LEADER, OFF_TASK_PID, OFF_TASK_START, OFF_TASK_TGID, at, member, setting,
+};
+
+/// The running task.
+#[derive(Clone, Copy)]
+pub(crate) struct Me {
+    pub(crate) task: u64,
+    pub(crate) tgid: u32,
+    pub(crate) tid: u32,
+    pub(crate) start_ns: u64,
+}
+
+impl Me {
+    #[inline(always)]
+    pub(crate) fn current() -> Self {
+        // SAFETY: both helpers only return numbers.
+        let (ids, task) = unsafe { (bpf_get_current_pid_tgid(), bpf_get_current_task()) };
+        Self { task, tgid: (ids >> 32) as u32, tid: ids as u32, start_ns: start_ns(task) }
+    }
+
+    #[inline(always)]
+    pub(crate) fn files(&self) -> u64 {
+        files(self.task)
+    }
+
+    /// Whether `table` is this thread's own and not its process's. A leader that has exited has no table.
+    #[inline(always)]
+    pub(crate) fn is_private(&self, table: u64) -> bool {
+        if self.tid == self.tgid {
+            return false;
+        }
+        let leader: u64 = member(self.task, &OFF_TASK_LEADER).unwrap_or(0);
+        let leaders = files(leader);
+        leaders != 0 && leaders != table
+    }
+}
+
+/// `start_boottime` of the task's leader: constant over the life of a process, exec by another thread included.
+#[inline(always)]
+pub(crate) fn start_ns(task: u64) -> u64 {
+    let leader: u64 = member(task, &OFF_TASK_LEADER).unwrap_or(0);
+    member(leader, &OFF_TASK_START).unwrap_or(0)
+}
+
+#[inline(always)]
+pub(crate) fn files(task: u64) -> u64 {
+    member(task, &OFF_TASK_FILES).unwrap_or(0)
+}
+
+#[inline(always)]
+pub(crate) fn tgid(task: u64) -> u32 {
+    member(task, &OFF_TASK_TGID).unwrap_or(0)
+}
+
+#[inline(always)]
+pub(crate) fn tid(task: u64) -> u32 {
+    member(task, &OFF_TASK_PID).unwrap_or(0)
+}
+
+#[inline(always)]
+pub(crate) fn key(task: u64) -> ProcKey {
+    ProcKey { tgid: tgid(task), _pad: 0, start_ns: start_ns(task) }
+}
+
+#[inline(always)]
+pub(crate) fn comm(task: u64) -> [u8; 16] {
+    at::<[u8; 16]>(task + u64::from(setting(&OFF_TASK_COMM))).unwrap_or([0; 16])
+}

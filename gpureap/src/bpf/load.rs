@@ -1,0 +1,377 @@
+//! Loads the object, attaches a probe set, pins everything, takes the first snapshot. Attach first, snapshot second.
+
+use std::{
+    fs::File,
+    os::fd::AsFd as _,
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context as _, anyhow};
+use aya::{
+    Btf as AyaBtf, Ebpf, EbpfLoader,
+    programs::{Program as AyaProgram, ProgramError, links::FdLink},
+};
+use gpureap_common::{
+    abi::{self, ABI_VERSION, ANY_MINOR, MAGIC},
+    record::{Device, Meta, backend},
+};
+
+use super::{
+    handles::{Handles, LINKS, MAPS, Maps, PROGRAMS, Programs, program_fd},
+    object::{self, Hook, ITERATORS, Program, When},
+    sys,
+};
+use crate::{
+    clock,
+    config::Config,
+    error::Failure,
+    gpu::devices::Devices,
+    kernel::{btf::Btf, offsets::Offsets},
+    model::Backend,
+};
+
+/// A loaded object, before anything is attached.
+#[derive(Debug)]
+pub struct Loaded {
+    ebpf: Ebpf,
+    btf: Btf,
+    aya_btf: AyaBtf,
+}
+
+/// Why a probe set does not run here, in the kernel's words.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refusal {
+    pub backend: Backend,
+    pub reason: String,
+}
+
+impl Loaded {
+    /// Resolves offsets, creates the maps, tells the kernel which devices count.
+    pub fn new(config: &Config, devices: &Devices) -> anyhow::Result<Self> {
+        let path = config.paths.sys.join("kernel/btf/vmlinux");
+        let btf = Btf::read(&path).map_err(|error| Failure::unsupported(error.to_string()))?;
+        let offsets = Offsets::resolve(&btf).map_err(|error| Failure::unsupported(error.to_string()))?;
+        let aya_btf = AyaBtf::parse_file(&path, aya::Endianness::default())
+            .map_err(|error| Failure::unsupported(format!("{} is damaged: {error}", path.display())))?;
+        let mut loader = EbpfLoader::new();
+        loader.btf(Some(&aya_btf));
+        for (name, value) in &offsets.0 {
+            loader.override_global(*name, value, true);
+        }
+        let sizes = &config.maps;
+        for (name, size) in [
+            ("FILES", sizes.files),
+            ("TABLES", sizes.tables),
+            ("HOLDERS", sizes.holders),
+            ("PROCS", sizes.procs),
+            ("LINEAGE", sizes.lineage),
+        ] {
+            loader.map_max_entries(name, size);
+        }
+        let ebpf = loader.load(object::OBJECT).map_err(|error| explain_load(&error))?;
+        let loaded = Self { ebpf, btf, aya_btf };
+        set_devices(&Maps::from_object(&loaded.ebpf)?, devices)?;
+        Ok(loaded)
+    }
+
+    /// Loads the iterators alone: the one-shot snapshot.
+    pub fn into_snapshot(mut self) -> anyhow::Result<Handles> {
+        self.load_iterators()?;
+        let maps = Maps::from_object(&self.ebpf)?;
+        let programs = self.programs(&[])?;
+        Ok(Handles { maps, programs })
+    }
+
+    /// Loads what a set needs, attaches it and pins it under `dir`.
+    fn attach(&mut self, backend: Backend, dir: &Path, cgroup_root: Option<&Path>) -> anyhow::Result<Vec<String>> {
+        let links = dir.join(LINKS);
+        let programs = dir.join(PROGRAMS);
+        let mut attached = Vec::new();
+        for program in object::COMMON.iter().chain(object::set(backend)) {
+            if !self.applies(program.when) {
+                continue;
+            }
+            self.load_one(program).with_context(|| describe(program))?;
+            let loaded = self.get(program.name)?;
+            sys::pin(program_fd(loaded)?, &programs.join(program.name))
+                .with_context(|| format!("pin program {}", program.name))?;
+            if program.hook != Hook::OnDemand {
+                self.attach_one(program, &links.join(program.name), cgroup_root).with_context(|| describe(program))?;
+                attached.push(program.name.to_owned());
+            }
+        }
+        Ok(attached)
+    }
+
+    fn applies(&self, when: When) -> bool {
+        match when {
+            When::Always => true,
+            When::Has(function) => self.btf.has_function(function),
+            When::Lacks(function) => !self.btf.has_function(function),
+            When::Parameters(function, count) => self.btf.parameters(function) == Some(count),
+        }
+    }
+
+    fn get(&mut self, name: &str) -> anyhow::Result<&mut AyaProgram> {
+        self.ebpf.program_mut(name).ok_or_else(|| anyhow!("the object has no program {name}"))
+    }
+
+    fn load_iterators(&mut self) -> anyhow::Result<()> {
+        for program in ITERATORS {
+            match self.load_one(program) {
+                Ok(()) => {}
+                // Before 6.1 there is no task_vma: mappings are then read from /proc of known processes.
+                Err(_) if program.name == "sweep_maps" && !self.btf.has_function("bpf_iter_task_vma") => {}
+                Err(error) => return Err(explain_program(program, &error)),
+            }
+        }
+        Ok(())
+    }
+
+    fn load_one(&mut self, program: &Program) -> Result<(), ProgramError> {
+        let Self { ebpf, btf: _, aya_btf } = self;
+        let Some(loaded) = ebpf.program_mut(program.name) else { return Err(ProgramError::NotLoaded) };
+        if loaded.fd().is_ok() {
+            return Ok(());
+        }
+        match (program.hook, loaded) {
+            (Hook::Kprobe(_) | Hook::Kretprobe(_), AyaProgram::KProbe(probe)) => probe.load(),
+            (Hook::Fentry(function), AyaProgram::FEntry(probe)) => probe.load(function, aya_btf),
+            (Hook::Fexit(function), AyaProgram::FExit(probe)) => probe.load(function, aya_btf),
+            (Hook::Tracepoint(name), AyaProgram::BtfTracePoint(probe)) => probe.load(name, aya_btf),
+            (Hook::CgroupDevice, AyaProgram::CgroupDevice(probe)) => probe.load(),
+            (Hook::Iterator(name), AyaProgram::Iter(iterator)) => iterator.load(name, aya_btf),
+            (Hook::OnDemand, AyaProgram::RawTracePoint(probe)) => probe.load(),
+            _ => Err(ProgramError::UnexpectedProgramType),
+        }
+    }
+
+    /// Attaches and pins the link, so that it outlives this process.
+    fn attach_one(&mut self, program: &Program, pin: &Path, cgroup_root: Option<&Path>) -> anyhow::Result<()> {
+        let link: FdLink = match (program.hook, self.get(program.name)?) {
+            (Hook::Kprobe(symbol) | Hook::Kretprobe(symbol), AyaProgram::KProbe(probe)) => {
+                let id = probe.attach(symbol, 0)?;
+                // A perf link (5.15); without one a probe cannot outlive the daemon.
+                probe.take_link(id)?.try_into()?
+            }
+            (Hook::Fentry(_), AyaProgram::FEntry(probe)) => {
+                let id = probe.attach()?;
+                probe.take_link(id)?.into()
+            }
+            (Hook::Fexit(_), AyaProgram::FExit(probe)) => {
+                let id = probe.attach()?;
+                probe.take_link(id)?.into()
+            }
+            (Hook::Tracepoint(_), AyaProgram::BtfTracePoint(probe)) => {
+                let id = probe.attach()?;
+                probe.take_link(id)?.into()
+            }
+            (Hook::CgroupDevice, loaded) => {
+                let root = cgroup_root
+                    .ok_or_else(|| anyhow!("no cgroup2 is mounted: mount -t cgroup2 none /sys/fs/cgroup"))?;
+                let cgroup = File::open(root).with_context(|| format!("open {}", root.display()))?;
+                let link = sys::link_cgroup_device(program_fd(loaded)?, cgroup.as_fd())?;
+                sys::pin(link.as_fd(), pin).with_context(|| format!("pin {}", pin.display()))?;
+                return Ok(());
+            }
+            _ => return Err(anyhow!("the object's program has another type")),
+        };
+        link.pin(pin).with_context(|| format!("pin {}", pin.display()))?;
+        Ok(())
+    }
+
+    fn programs(&mut self, attached: &[String]) -> anyhow::Result<Programs> {
+        let mut take = |name: &str| -> anyhow::Result<_> { Ok(sys::dup(&program_fd(self.get(name)?)?)?) };
+        Ok(Programs {
+            sweep_fds: take("sweep_fds")?,
+            sweep_maps: take("sweep_maps").ok(),
+            sweep_lineage: take("sweep_lineage")?,
+            fix: take("fix").ok(),
+            attached: attached.iter().map(|name| Ok((name.clone(), take(name)?))).collect::<anyhow::Result<_>>()?,
+        })
+    }
+}
+
+/// Loads and attaches the first probe set of `order` that this kernel takes, pinned under `dir`, which must not exist.
+pub fn attach(
+    config: &Config,
+    devices: &Devices,
+    order: &[Backend],
+    dir: &Path,
+) -> anyhow::Result<(Handles, Backend, Vec<Refusal>)> {
+    let mut refusals = Vec::new();
+    for &backend in order {
+        let attempt = attach_set(config, devices, backend, dir);
+        match attempt {
+            Ok(handles) => return Ok((handles, backend, refusals)),
+            Err(error) => {
+                // A failure that every set shares (no BTF, no rights, no bpffs) is told as it is.
+                if error.chain().any(|cause| cause.is::<Failure>()) {
+                    super::pins::remove(dir);
+                    return Err(error);
+                }
+                super::pins::remove(dir);
+                refusals.push(Refusal { backend, reason: format!("{error:#}") });
+            }
+        }
+    }
+    let reasons: Vec<String> =
+        refusals.iter().map(|refusal| format!("{}: {}", name(refusal.backend), refusal.reason)).collect();
+    Err(Failure::unsupported(format!("no probe set runs on this kernel ({})", reasons.join("; "))).into())
+}
+
+fn attach_set(config: &Config, devices: &Devices, backend: Backend, dir: &Path) -> anyhow::Result<Handles> {
+    let mut loaded = Loaded::new(config, devices)?;
+    super::pins::make(dir)?;
+    loaded.load_iterators()?;
+    let maps = Maps::from_object(&loaded.ebpf)?;
+    maps.set_meta(&Meta {
+        magic: MAGIC,
+        abi: ABI_VERSION,
+        backend: number(backend),
+        attached_ns: clock::boottime_ns(),
+        object: object::object_id(),
+        snapshot_ns: 0,
+        wall_offset_ns: clock::wall_offset_ns(),
+    })?;
+    for (name, ..) in MAPS {
+        let map = loaded.ebpf.map(name).ok_or_else(|| anyhow!("the object has no map {name}"))?;
+        map.pin(dir.join(name)).with_context(|| format!("pin map {name}"))?;
+    }
+    for program in ITERATORS {
+        if let Ok(fd) = program_fd(loaded.get(program.name)?) {
+            sys::pin(fd, &dir.join(PROGRAMS).join(program.name))?;
+        }
+    }
+    let cgroup_root = cgroup2_root(&config.paths.proc);
+    let attached = loaded.attach(backend, dir, cgroup_root.as_deref())?;
+    let programs = loaded.programs(&attached)?;
+    Ok(Handles { maps, programs })
+}
+
+/// Fills `MAJORS` and `DEVICES`. Entries are added before old ones go, so that a reload of the driver loses no open.
+pub fn set_devices(maps: &Maps, devices: &Devices) -> anyhow::Result<()> {
+    for device in devices.list() {
+        let minor = device.minor.unwrap_or(ANY_MINOR);
+        let number = abi::dev(device.major, minor);
+        let record = Device { slot: device.slot, kind: device.kind as u32 };
+        sys::update(maps.devices.as_fd(), &number, &record, sys::ANY).context("map DEVICES")?;
+        sys::update(maps.majors.as_fd(), &device.major, &1_u32, sys::ANY).context("map MAJORS")?;
+    }
+    let wanted: Vec<u32> =
+        devices.list().iter().map(|device| abi::dev(device.major, device.minor.unwrap_or(ANY_MINOR))).collect();
+    for (number, _) in sys::dump::<u32, Device>(maps.devices.as_fd())? {
+        if !wanted.contains(&number) {
+            sys::delete(maps.devices.as_fd(), &number)?;
+            let major = abi::major(number);
+            if !wanted.iter().any(|other| abi::major(*other) == major) {
+                sys::update(maps.majors.as_fd(), &major, &0_u32, sys::ANY)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Where the cgroup2 hierarchy is mounted.
+pub fn cgroup2_root(proc_root: &Path) -> Option<PathBuf> {
+    let mounts = std::fs::read_to_string(proc_root.join("self/mounts")).ok()?;
+    mounts.lines().find_map(|line| {
+        let mut fields = line.split(' ');
+        let (_, at, kind) = (fields.next()?, fields.next()?, fields.next()?);
+        (kind == "cgroup2").then(|| PathBuf::from(at.replace("\\040", " ")))
+    })
+}
+
+pub const fn name(backend: Backend) -> &'static str {
+    match backend {
+        Backend::Kprobe => "kprobe",
+        Backend::Fentry => "fentry",
+        Backend::Gate => "gate",
+    }
+}
+
+pub const fn number(backend: Backend) -> u32 {
+    match backend {
+        Backend::Kprobe => backend::KPROBE,
+        Backend::Fentry => backend::FENTRY,
+        Backend::Gate => backend::GATE,
+    }
+}
+
+pub const fn from_number(number: u32) -> Option<Backend> {
+    match number {
+        backend::KPROBE => Some(Backend::Kprobe),
+        backend::FENTRY => Some(Backend::Fentry),
+        backend::GATE => Some(Backend::Gate),
+        _ => None,
+    }
+}
+
+/// The order in which sets are tried.
+pub fn order(config: &Config) -> Vec<Backend> {
+    config.backend.map_or_else(|| vec![Backend::Kprobe, Backend::Fentry, Backend::Gate], |forced| vec![forced])
+}
+
+fn describe(program: &Program) -> String {
+    match program.hook {
+        Hook::Kprobe(symbol) => format!("kprobe {symbol}"),
+        Hook::Kretprobe(symbol) => format!("kretprobe {symbol}"),
+        Hook::Fentry(symbol) => format!("fentry {symbol}"),
+        Hook::Fexit(symbol) => format!("fexit {symbol}"),
+        Hook::Tracepoint(name) => format!("tracepoint {name}"),
+        Hook::CgroupDevice => "cgroup_device".to_owned(),
+        Hook::Iterator(name) => format!("iterator {name}"),
+        Hook::OnDemand => format!("program {}", program.name),
+    }
+}
+
+/// Failures that no other probe set would cure.
+fn explain_load(error: &aya::EbpfError) -> anyhow::Error {
+    let text = chain(error);
+    if denied(error) {
+        return Failure::not_permitted(format!("this needs root, or CAP_BPF, CAP_PERFMON and CAP_SYS_ADMIN ({text})"))
+            .into();
+    }
+    Failure::unsupported(format!("the kernel does not take gpureap's maps ({text})")).into()
+}
+
+fn explain_program(program: &Program, error: &ProgramError) -> anyhow::Error {
+    if denied(error) {
+        return Failure::not_permitted(format!(
+            "{} is not permitted here: this needs root, or CAP_BPF and CAP_PERFMON ({})",
+            describe(program),
+            chain(error)
+        ))
+        .into();
+    }
+    Failure::unsupported(format!("{} does not load on this kernel ({})", describe(program), chain(error))).into()
+}
+
+/// Whether an operating-system "permission denied" is at the root of an error.
+fn denied(error: &(dyn std::error::Error + 'static)) -> bool {
+    let mut cause = Some(error);
+    while let Some(current) = cause {
+        if let Some(io) = current.downcast_ref::<std::io::Error>()
+            && io.kind() == std::io::ErrorKind::PermissionDenied
+        {
+            return true;
+        }
+        cause = current.source();
+    }
+    false
+}
+
+/// An error and its causes in one line; verifier logs are cut to their last line.
+fn chain(error: &(dyn std::error::Error + 'static)) -> String {
+    let mut parts = Vec::new();
+    let mut cause = Some(error);
+    while let Some(current) = cause {
+        let text = current.to_string();
+        let line = text.lines().rfind(|line| !line.trim().is_empty()).unwrap_or("").trim().to_owned();
+        if parts.last() != Some(&line) {
+            parts.push(line);
+        }
+        cause = current.source();
+    }
+    parts.join(": ")
+}

@@ -1,0 +1,139 @@
+//! Pins under the pin directory: one subdirectory per (ABI, object, probe set), so that an upgrade can attach the new
+//! set beside the old one, and a set of another ABI is never taken for ours.
+
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+};
+
+use anyhow::Context as _;
+use gpureap_common::abi::ABI_VERSION;
+
+use super::{handles, load, object};
+use crate::{error::Failure, model::Backend};
+
+/// `BPF_FS_MAGIC`, include/uapi/linux/magic.h.
+const BPF_FS: i64 = 0xcafe_4a11;
+
+/// A set that is being made (bpffs allows no dots in names); whoever finds one at start removes it.
+const UNFINISHED: &str = "new";
+
+/// A set of pins in the pin directory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Set {
+    pub dir: PathBuf,
+    pub abi: u32,
+    pub object: u64,
+    pub backend: Backend,
+}
+
+/// Name of the subdirectory of a set that this build makes.
+pub fn set_name(backend: Backend) -> String {
+    format!("abi{ABI_VERSION}-{:016x}-{}", object::object_id(), load::name(backend))
+}
+
+fn parse(dir: &Path) -> Option<Set> {
+    let name = dir.file_name()?.to_str()?;
+    let mut parts = name.strip_prefix("abi")?.splitn(3, '-');
+    let abi = parts.next()?.parse().ok()?;
+    let object = u64::from_str_radix(parts.next()?, 16).ok()?;
+    let backend = match parts.next()? {
+        "kprobe" => Backend::Kprobe,
+        "fentry" => Backend::Fentry,
+        "gate" => Backend::Gate,
+        _ => return None,
+    };
+    Some(Set { dir: dir.to_owned(), abi, object, backend })
+}
+
+/// Finished sets, and whatever else lies in the pin directory.
+pub fn list(root: &Path) -> io::Result<(Vec<Set>, Vec<PathBuf>)> {
+    let entries = match fs::read_dir(root) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok((Vec::new(), Vec::new())),
+        Err(error) => return Err(error),
+    };
+    let (mut sets, mut others) = (Vec::new(), Vec::new());
+    for entry in entries.flatten() {
+        let path = entry.path();
+        match parse(&path) {
+            Some(set) => sets.push(set),
+            None => others.push(path),
+        }
+    }
+    sets.sort_by(|a, b| a.dir.cmp(&b.dir));
+    Ok((sets, others))
+}
+
+/// Checks that pins can be made under `root`.
+pub fn check_root(root: &Path) -> anyhow::Result<()> {
+    let parent = root.ancestors().find(|path| path.exists()).unwrap_or(Path::new("/"));
+    let kind = rustix::fs::statfs(parent).with_context(|| format!("statfs {}", parent.display()))?.f_type;
+    if kind != BPF_FS {
+        return Err(Failure::unsupported(format!(
+            "{} is not on a bpf file system: mount -t bpf bpf /sys/fs/bpf",
+            root.display()
+        ))
+        .into());
+    }
+    Ok(())
+}
+
+/// Where a set is made before it gets its name.
+pub fn unfinished(root: &Path) -> PathBuf {
+    root.join(UNFINISHED)
+}
+
+/// Makes the directories of a set.
+pub fn make(dir: &Path) -> anyhow::Result<()> {
+    remove(dir);
+    for path in [dir.to_owned(), dir.join(handles::PROGRAMS), dir.join(handles::LINKS)] {
+        fs::create_dir_all(&path).map_err(|error| {
+            if error.kind() == io::ErrorKind::PermissionDenied {
+                anyhow::Error::from(Failure::not_permitted(format!("{}: permission denied", path.display())))
+            } else {
+                anyhow::Error::from(error).context(format!("create {}", path.display()))
+            }
+        })?;
+    }
+    Ok(())
+}
+
+/// Removes a set: links first, so that nothing runs on maps that are going away. What cannot be removed is left to
+/// the next start.
+pub fn remove(dir: &Path) {
+    for sub in [Some(handles::LINKS), Some(handles::PROGRAMS), None] {
+        let dir = sub.map_or_else(|| dir.to_owned(), |sub| dir.join(sub));
+        if let Ok(entries) = fs::read_dir(&dir) {
+            for entry in entries.flatten() {
+                fs::remove_file(entry.path()).ok();
+            }
+        }
+        fs::remove_dir(&dir).ok();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_set_is_known_by_its_name() {
+        for backend in [Backend::Kprobe, Backend::Fentry, Backend::Gate] {
+            let dir = Path::new("/pins").join(set_name(backend));
+            let set = parse(&dir).unwrap();
+            assert_eq!((set.abi, set.object, set.backend), (ABI_VERSION, object::object_id(), backend));
+        }
+        for name in ["new", "abi1", "abiX-0000000000000000-gate", "abi1-zz-gate", "abi1-00-other", "maps"] {
+            assert_eq!(parse(&Path::new("/pins").join(name)), None, "{name}");
+        }
+    }
+
+    #[test]
+    fn a_directory_that_is_not_bpffs_is_refused_with_the_remedy() {
+        let dir = tempfile::tempdir().unwrap();
+        let error = check_root(&dir.path().join("gpureap")).unwrap_err();
+        assert_eq!(crate::error::exit_of(&error), crate::exit_code::Exit::Unsupported);
+        assert!(error.to_string().contains("mount -t bpf bpf /sys/fs/bpf"), "{error}");
+    }
+}

@@ -1,0 +1,156 @@
+//! A running tracer: adopted from pins or freshly attached.
+
+use std::{
+    collections::BTreeSet,
+    fs,
+    path::{Path, PathBuf},
+};
+
+use anyhow::Context as _;
+use aya::maps::{Map, MapData, RingBuf};
+use gpureap_common::abi::ABI_VERSION;
+
+use super::{
+    eyes::KernelEyes,
+    handles::{Handles, LINKS},
+    load::{self, Refusal},
+    object::{self, When},
+    pins::{self, Set},
+    resync,
+};
+use crate::{config::Config, gpu::devices::Devices, model::Backend};
+
+/// Keeps the programs attached; dropped, it removes the pins unless told to keep them.
+#[derive(Debug)]
+pub struct Tracer {
+    eyes: KernelEyes,
+    pub backend: Backend,
+    /// The pins of an earlier daemon were taken over: nothing was missed in between.
+    pub adopted: bool,
+    /// Sets that were tried before and what the kernel said.
+    pub refusals: Vec<Refusal>,
+    pub notes: Vec<String>,
+    dir: PathBuf,
+    keep: bool,
+}
+
+impl Tracer {
+    /// Adopts pins of this very build, or attaches anew beside what is there and then removes the old.
+    pub fn start(config: &Config, devices: &Devices) -> anyhow::Result<Self> {
+        let root = &config.paths.pin;
+        pins::check_root(root)?;
+        fs::create_dir_all(root).map_err(|error| super::handles_error(root, error))?;
+        let unfinished = pins::unfinished(root);
+        pins::remove(&unfinished);
+        let (sets, others) = pins::list(root).with_context(|| format!("read {}", root.display()))?;
+        let mut notes: Vec<String> =
+            others.iter().map(|path| format!("{} is not gpureap's and is left alone", path.display())).collect();
+        let order = load::order(config);
+
+        for set in sets.iter().filter(|set| ours(set, &order)) {
+            match adopt(set, config, devices) {
+                Ok(eyes) => {
+                    for other in sets.iter().filter(|other| other.dir != set.dir) {
+                        pins::remove(&other.dir);
+                    }
+                    return Ok(Self {
+                        eyes,
+                        backend: set.backend,
+                        adopted: true,
+                        refusals: Vec::new(),
+                        notes,
+                        dir: set.dir.clone(),
+                        keep: false,
+                    });
+                }
+                Err(error) => notes.push(format!("pins in {} are not adopted: {error:#}", set.dir.display())),
+            }
+        }
+        for set in sets.iter().filter(|set| !ours(set, &order)) {
+            let why = if set.abi == ABI_VERSION { "another build or probe set" } else { "another ABI" };
+            notes.push(format!("pins in {} are of {why} and are replaced", set.dir.display()));
+        }
+
+        let (handles, backend, refusals) = load::attach(config, devices, &order, &unfinished)?;
+        let mut started = Self {
+            eyes: KernelEyes::new(handles, devices.clone(), Some(backend), config),
+            backend,
+            adopted: false,
+            refusals,
+            notes,
+            dir: unfinished.clone(),
+            keep: false,
+        };
+        // Attached first, now the snapshot.
+        let outcome = started.resync()?;
+        if outcome.pending > 0 {
+            started.notes.push(format!("{} counts were still moving at the first snapshot", outcome.pending));
+        }
+        let dir = root.join(pins::set_name(backend));
+        for set in &sets {
+            pins::remove(&set.dir);
+        }
+        fs::rename(&unfinished, &dir).with_context(|| format!("rename pins to {}", dir.display()))?;
+        started.dir = dir;
+        Ok(started)
+    }
+
+    pub const fn eyes(&self) -> &KernelEyes {
+        &self.eyes
+    }
+
+    pub fn resync(&self) -> anyhow::Result<resync::Outcome> {
+        self.eyes.resync()
+    }
+
+    /// The ring; one reader at a time.
+    pub fn events(&self) -> anyhow::Result<RingBuf<MapData>> {
+        let path = self.dir.join("EVENTS");
+        let data = MapData::from_pin(&path).with_context(|| format!("open {}", path.display()))?;
+        Ok(RingBuf::try_from(Map::from_map_data(data)?)?)
+    }
+
+    /// The driver was reloaded: its majors may have changed. Devices that stay keep their slots.
+    pub fn set_devices(&mut self, devices: &Devices) -> anyhow::Result<()> {
+        self.eyes.set_devices(devices)
+    }
+
+    /// Leaves the programs attached when this is dropped: the next daemon adopts them.
+    pub const fn keep(&mut self) {
+        self.keep = true;
+    }
+}
+
+impl Drop for Tracer {
+    fn drop(&mut self) {
+        if !self.keep {
+            pins::remove(&self.dir);
+            fs::remove_dir(self.dir.parent().unwrap_or(Path::new("/"))).ok();
+        }
+    }
+}
+
+/// Whether a set of pins is what this build would make now.
+fn ours(set: &Set, order: &[Backend]) -> bool {
+    set.abi == ABI_VERSION && set.object == object::object_id() && order.contains(&set.backend)
+}
+
+fn adopt(set: &Set, config: &Config, devices: &Devices) -> anyhow::Result<KernelEyes> {
+    let handles = Handles::from_pins(&set.dir)?;
+    let links: BTreeSet<String> = fs::read_dir(set.dir.join(LINKS))?
+        .flatten()
+        .map(|entry| entry.file_name().to_string_lossy().into_owned())
+        .collect();
+    let missing: Vec<&str> = object::COMMON
+        .iter()
+        .chain(object::set(set.backend))
+        .filter(|program| program.when == When::Always && program.hook != object::Hook::OnDemand)
+        .map(|program| program.name)
+        .filter(|name| !links.contains(*name))
+        .collect();
+    anyhow::ensure!(missing.is_empty(), "{} not attached", missing.join(", "));
+    let mut eyes = KernelEyes::new(handles, devices.clone(), Some(set.backend), config);
+    eyes.set_devices(devices)?;
+    eyes.resync()?;
+    Ok(eyes)
+}

@@ -1,0 +1,4 @@
+//! What this kernel is: its types, and where the members are that the kernel programs read.
+
+pub mod btf;
+pub mod offsets;

@@ -1,0 +1,231 @@
+//! A place with its own configuration, pins, journal and socket, in which gpureap runs.
+use std::{
+    fmt::Write as _,
+    fs::File,
+    path::{Path, PathBuf},
+    process::{Child, Command, ExitStatus, Stdio},
+    time::{Duration, Instant},
+};
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+use super::{Compare, Daemon, PATIENCE, Scene, Seen, program, settle};
+use crate::actor::sys;
+
+/// A character device that counts as a GPU.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Device {
+    pub major: u32,
+    pub minor: u32,
+    pub node: String,
+}
+
+impl Device {
+    pub fn new(major: u32, minor: u32, node: &str) -> Self {
+        Self { major, minor, node: node.to_owned() }
+    }
+
+    /// Can be mapped privately.
+    pub fn zero() -> Self {
+        Self::new(1, 5, "/dev/zero")
+    }
+
+    /// Can be mapped shared; not on every kernel.
+    pub fn mem() -> Self {
+        Self::new(1, 1, "/dev/mem")
+    }
+
+    /// Opened by next to nobody, so what holds it may be killed.
+    pub fn full() -> Self {
+        Self::new(1, 7, "/dev/full")
+    }
+
+    pub fn key(&self) -> String {
+        format!("{}:{}", self.major, self.minor)
+    }
+}
+
+/// What a command left.
+#[derive(Debug)]
+pub struct Output {
+    pub code: i32,
+    pub stdout: String,
+    pub stderr: String,
+}
+
+impl Output {
+    pub fn json(&self) -> Value {
+        serde_json::from_str(&self.stdout).unwrap_or_else(|error| panic!("{error} in the output of {self:#?}"))
+    }
+
+    #[track_caller]
+    #[expect(clippy::return_self_not_must_use, reason = "often the code is all that is of interest")]
+    pub fn expect_code(self, code: i32) -> Self {
+        assert_eq!(self.code, code, "the exit code of {self:#?}");
+        self
+    }
+
+    /// The one sentence on stderr that says what is wrong.
+    #[track_caller]
+    pub fn complaint(&self) -> &str {
+        let lines: Vec<&str> = self.stderr.lines().filter(|line| !line.trim().is_empty()).collect();
+        assert_eq!(lines.len(), 1, "one sentence on stderr, in {self:#?}");
+        assert!(!lines[0].contains("panicked"), "a sentence, not a panic: {}", lines[0]);
+        lines[0]
+    }
+}
+
+/// One test at a time on the whole host: the devices are the host's.
+fn alone() -> File {
+    let path = std::env::temp_dir().join("gpureap-tests.lock");
+    let file = File::create(path).expect("the lock file of the tests");
+    file.lock().expect("the lock of the tests");
+    file
+}
+
+pub struct Bench {
+    place: TempDir,
+    pub devices: Vec<Device>,
+    pub backend: String,
+    mounted: bool,
+    _alone: File,
+}
+
+impl Bench {
+    pub fn new(devices: &[Device]) -> Self {
+        assert!(sys::is_root(), "the kernel tests need root");
+        let alone = alone();
+        let place = tempfile::Builder::new().prefix("gpureap-test-").tempdir().expect("a directory");
+        let backend = std::env::var("GPUREAP_TEST_BACKEND").unwrap_or_else(|_| "gate".to_owned());
+        let mut bench = Self { place, devices: devices.to_vec(), backend, mounted: false, _alone: alone };
+        for name in ["bpf", "run", "state"] {
+            std::fs::create_dir(bench.path(name)).expect("a directory");
+        }
+        sys::mount("bpf", Path::new("bpf"), &bench.path("bpf"), 0).expect("mount a bpffs of our own");
+        bench.mounted = true;
+        // With `gate`, what comes by other ways than an open or a fork is found by the periodic sweep.
+        let mut config = String::from("[daemon]\nsweep_period = \"1s\"\n\n");
+        for Device { major, minor, node } in devices {
+            writeln!(config, "[[device]]\nkind = \"standin\"\nmajor = {major}\nminor = {minor}\nnode = \"{node}\"\n")
+                .expect("write to a string");
+        }
+        bench.write_config(&config);
+        bench
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.place.path().join(name)
+    }
+
+    /// Where the pins go.
+    pub fn pins(&self) -> PathBuf {
+        self.path("bpf").join("gpureap")
+    }
+
+    pub fn write_config(&self, text: &str) {
+        std::fs::write(self.path("config.toml"), text).expect("write the configuration");
+    }
+
+    /// The executable in the environment of this bench.
+    pub fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(program("GPUREAP_BIN", "gpureap"));
+        command
+            .args(arguments)
+            .env("GPUREAP_PIN_DIR", self.pins())
+            .env("GPUREAP_CONFIG", self.path("config.toml"))
+            .env("GPUREAP_RUN_DIR", self.path("run"))
+            .env("GPUREAP_STATE_DIR", self.path("state"))
+            .env("GPUREAP_BACKEND", &self.backend)
+            .env("NO_COLOR", "1")
+            .env_remove("NOTIFY_SOCKET")
+            .stdin(Stdio::null());
+        command
+    }
+
+    pub fn run(&self, arguments: &[&str]) -> Output {
+        finish(self.command(arguments))
+    }
+
+    /// `holders --json` with more arguments.
+    pub fn holders(&self, rest: &[&str]) -> Seen {
+        Seen::new(self.run(&[&["holders", "--json"], rest].concat()).expect_code(0).json())
+    }
+
+    /// Waits until `holders` shows the truth; panics with what differs.
+    #[track_caller]
+    pub fn expect_truth(&self, scene: &Scene, rest: &[&str]) -> Seen {
+        let mut last = None;
+        let compare = Compare { session: scene.actor.session() };
+        let outcome = settle(PATIENCE / 4, || {
+            let seen = self.holders(rest);
+            let wrong = compare.differences(&scene.truth, &seen);
+            let backend = &seen.backend;
+            let wrong = (!wrong.is_empty()).then(|| format!("{} {backend}:\n{}", seen.source, wrong.join("\n")));
+            last = Some(seen);
+            wrong
+        });
+        let seen = last.expect("looked once at least");
+        outcome.unwrap_or_else(|wrong| panic!("{wrong}\nin {:#}", seen.json));
+        seen
+    }
+
+    pub fn daemon(&self) -> Daemon<'_> {
+        Daemon::start(self)
+    }
+}
+
+impl Drop for Bench {
+    fn drop(&mut self) {
+        if self.mounted
+            && let Err(error) = sys::unmount(&self.path("bpf"))
+        {
+            eprintln!("unmount {}: {error}", self.path("bpf").display());
+        }
+    }
+}
+
+/// Runs a command to its end, with a limit on the time.
+pub fn finish(mut command: Command) -> Output {
+    let name = format!("{command:?}");
+    let mut child = command
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap_or_else(|error| panic!("start {name}: {error}"));
+    let stdout = drain(child.stdout.take());
+    let stderr = drain(child.stderr.take());
+    let status = wait(&mut child, PATIENCE * 2);
+    let stderr = stderr.join().expect("the reader of stderr");
+    let stdout = stdout.join().expect("the reader of stdout");
+    match status {
+        Some(status) => Output { code: status.code().unwrap_or(-1), stdout, stderr },
+        None => panic!("{name}: does not end; stdout {stdout}; stderr {stderr}"),
+    }
+}
+
+fn drain(pipe: Option<impl std::io::Read + Send + 'static>) -> std::thread::JoinHandle<String> {
+    std::thread::spawn(move || {
+        let mut bytes = Vec::new();
+        if let Some(mut pipe) = pipe {
+            pipe.by_ref().read_to_end(&mut bytes).expect("read a pipe");
+        }
+        String::from_utf8_lossy(&bytes).into_owned()
+    })
+}
+
+/// Waits for the end; kills and gives `None` when the time is over.
+pub(super) fn wait(child: &mut Child, patience: Duration) -> Option<ExitStatus> {
+    let until = Instant::now() + patience;
+    loop {
+        if let Some(status) = child.try_wait().expect("wait for a child") {
+            return Some(status);
+        }
+        if Instant::now() > until {
+            child.kill().expect("kill a child");
+            child.wait().expect("wait for a killed child");
+            return None;
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}

@@ -1,0 +1,211 @@
+//! Where something is missing or wrong, gpureap says so in one sentence and with the right exit code.
+use std::{fs, os::unix::fs::PermissionsExt as _, process::Command};
+
+use gpureap_tests::harness::{Bench, Device, Output, Scene, World, finish, skip, sys};
+
+const DEV: &str = "/dev/zero";
+const USAGE: i32 = 2;
+const NOT_PERMITTED: i32 = 7;
+const UNSUPPORTED: i32 = 8;
+const NOBODY: u32 = 65534;
+
+fn bench() -> Bench {
+    Bench::new(&[Device::zero()])
+}
+
+fn daemon_in(bench: &Bench, world: World) -> Output {
+    finish(world.enter(bench.command(&["daemon"])))
+}
+
+/// Exactly this code, and one sentence that names the cause.
+#[track_caller]
+fn refused(output: Output, code: i32, word: &str) {
+    let output = output.expect_code(code);
+    let complaint = output.complaint().to_lowercase();
+    assert!(complaint.contains(&word.to_lowercase()), "`{word}` in the sentence: {complaint}");
+}
+
+#[test]
+fn pins_outside_a_bpf_file_system() {
+    let bench = bench();
+    let plain = bench.path("no-bpffs");
+    fs::create_dir(&plain).expect("a directory");
+    let mut command = bench.command(&["daemon"]);
+    command.env("GPUREAP_PIN_DIR", plain.join("gpureap"));
+    refused(finish(command), UNSUPPORTED, "bpf");
+}
+
+#[test]
+fn no_bpf_file_system_at_all() {
+    let bench = bench();
+    refused(daemon_in(&bench, World::default().without_mounts("bpf")), UNSUPPORTED, "bpf");
+}
+
+#[test]
+fn no_cgroup2_for_the_gate() {
+    let mut bench = bench();
+    bench.backend = "gate".into();
+    refused(daemon_in(&bench, World::default().without_mounts("cgroup2")), UNSUPPORTED, "cgroup");
+}
+
+#[test]
+fn no_type_information_of_the_kernel() {
+    let bench = bench();
+    let world = World::default().without_file("/sys/kernel/btf/vmlinux");
+    refused(daemon_in(&bench, world.clone()), UNSUPPORTED, "btf");
+    // Looking still works, through /proc.
+    let scene = Scene::start("plain", DEV, &[]);
+    let output = finish(world.enter(bench.command(&["holders", "--json"]))).expect_code(0);
+    assert_eq!(output.json()["source"], "proc");
+    assert!(output.stdout.contains(&scene.pid().to_string()), "{output:#?}");
+}
+
+/// Makes the bench readable for everybody; `None` where the executable cannot be reached by others.
+fn open_to_all(test: &str, bench: &Bench) -> Option<World> {
+    fs::set_permissions(bench.path(""), fs::Permissions::from_mode(0o755)).expect("chmod");
+    let world = World::default().as_user(NOBODY);
+    let program = bench.command(&[]).get_program().to_owned();
+    let mut trial = Command::new(&program);
+    trial.arg("--version");
+    if world.clone().enter(trial).output().is_err() {
+        skip(test, &format!("an ordinary user cannot reach {}", program.display()));
+        return None;
+    }
+    Some(world)
+}
+
+#[test]
+fn a_daemon_that_is_not_root() {
+    let bench = bench();
+    let Some(world) = open_to_all("daemon not root", &bench) else { return };
+    refused(daemon_in(&bench, world), NOT_PERMITTED, "root");
+}
+
+#[test]
+fn holders_for_an_ordinary_user_shows_what_it_may() {
+    let bench = bench();
+    let Some(world) = open_to_all("holders not root", &bench) else { return };
+    let scene = Scene::start("plain", DEV, &[]);
+    let output = finish(world.enter(bench.command(&["holders", "--json"]))).expect_code(0);
+    let json = output.json();
+    assert_eq!(json["source"], "proc");
+    assert_eq!(json["complete"], false, "root's processes cannot be looked into: {json:#}");
+    assert!(sys::session(scene.pid()).is_some());
+}
+
+#[test]
+fn k12_an_ordinary_user_reaps_nobody_elses_process() {
+    let bench = bench();
+    let Some(world) = open_to_all("reap not root", &bench) else { return };
+    let scene = Scene::start("plain", DEV, &[]);
+    let pid = scene.pid().to_string();
+    let output = finish(world.enter(bench.command(&["reap", "--yes", "--now", "--json", "--pid", &pid])));
+    assert_eq!(output.code, NOT_PERMITTED, "{output:#?}");
+    assert!(sys::signal(scene.pid(), 0), "it lives");
+}
+
+/// The pins of this version, each replaced by a map that is something else.
+#[test]
+fn pins_that_are_not_ours_are_never_believed() {
+    let bench = bench();
+    let mut daemon = bench.daemon();
+    let scene = Scene::start("plain", DEV, &[]);
+    bench.expect_truth(&scene, &[]);
+    daemon.kill();
+    drop(daemon);
+    let sets: Vec<_> = fs::read_dir(bench.pins()).expect("the pins").flatten().collect();
+    let maps: Vec<_> = sets
+        .iter()
+        .flat_map(|set| fs::read_dir(set.path()).expect("a set of pins").flatten())
+        .map(|entry| entry.path())
+        .filter(|path| path.is_file())
+        .collect();
+    assert!(maps.len() > 5, "the daemon left its maps: {maps:?}");
+    for path in maps {
+        fs::remove_file(&path).expect("unpin");
+        sys::pin_foreign_map(&path).expect("pin");
+    }
+    let output = bench.run(&["holders", "--json"]);
+    if output.code == 0 {
+        assert_ne!(output.json()["source"], "map", "the map is not ours: {output:#?}");
+        assert!(output.stdout.contains(&scene.pid().to_string()), "{output:#?}");
+    } else {
+        refused(output, UNSUPPORTED, "pin");
+    }
+    // A new daemon replaces them, or refuses in one sentence; it never adopts them.
+    let started = std::panic::catch_unwind(|| bench.daemon());
+    match started {
+        Ok(daemon) => {
+            let seen = bench.expect_truth(&scene, &[]);
+            assert_eq!(seen.source, "map");
+            drop(daemon);
+        }
+        Err(_) => refused(bench.run(&["daemon"]), UNSUPPORTED, "pin"),
+    }
+}
+
+#[test]
+fn an_unrelated_pin_directory_is_left_alone() {
+    let bench = bench();
+    fs::create_dir(bench.pins()).expect("a directory in bpffs");
+    let stranger = bench.pins().join("stranger");
+    sys::pin_foreign_map(&stranger).expect("pin");
+    let scene = Scene::start("plain", DEV, &[]);
+    let seen = bench.expect_truth(&scene, &[]);
+    assert_eq!(seen.source, "snapshot");
+    assert!(stranger.exists(), "what is not ours stays");
+}
+
+#[test]
+fn a_configuration_that_is_wrong() {
+    let bench = bench();
+    let cases = [
+        ("no TOML", "[[device]\n"),
+        ("an unknown key", "[[device]]\nkind = \"standin\"\nmajor = 1\nminor = 5\nnode = \"/dev/zero\"\ncolour = 1\n"),
+        ("a missing key", "[[device]]\nkind = \"standin\"\nmajor = 1\n"),
+        ("a wrong type", "[[device]]\nkind = \"standin\"\nmajor = \"one\"\nminor = 5\nnode = \"/dev/zero\"\n"),
+        ("an unknown kind", "[[device]]\nkind = \"toaster\"\nmajor = 1\nminor = 5\nnode = \"/dev/zero\"\n"),
+    ];
+    for (case, text) in cases {
+        bench.write_config(text);
+        for command in [&["daemon"][..], &["holders"], &["reap", "--dry-run"]] {
+            eprintln!("{case}: {command:?}");
+            refused(bench.run(command), USAGE, "config.toml");
+        }
+    }
+}
+
+#[test]
+fn a_configuration_that_was_named_and_is_absent() {
+    let bench = bench();
+    refused(bench.run(&["holders", "--config", "/nonexistent/gpureap.toml"]), USAGE, "/nonexistent/gpureap.toml");
+}
+
+#[test]
+fn a_device_that_is_not_there() {
+    let bench = bench();
+    for gpu in ["77", "/dev/nonexistent", "GPU-00000000-0000-0000-0000-000000000000"] {
+        refused(bench.run(&["holders", "--gpu", gpu]), USAGE, gpu);
+        refused(bench.run(&["reap", "--yes", "--gpu", gpu]), USAGE, gpu);
+    }
+}
+
+#[test]
+fn a_second_daemon() {
+    let bench = bench();
+    let mut daemon = bench.daemon();
+    let pid = daemon.pid().to_string();
+    refused(bench.run(&["daemon"]), UNSUPPORTED, &pid);
+    assert!(daemon.runs(), "the first is not disturbed");
+    let scene = Scene::start("plain", DEV, &[]);
+    bench.expect_truth(&scene, &[]);
+}
+
+#[test]
+fn an_unknown_word_on_the_command_line() {
+    let bench = bench();
+    for arguments in [&["frobnicate"][..], &["holders", "--frobnicate"], &["reap", "--grace", "soon"]] {
+        let output = bench.run(arguments).expect_code(USAGE);
+        assert!(!output.stderr.is_empty() && output.stdout.is_empty(), "{output:#?}");
+    }
+}

@@ -1,0 +1,88 @@
+//! The daemon may be killed at any moment: the kernel's map goes on being right, and a new daemon takes it over.
+use std::time::Duration;
+
+use gpureap_tests::harness::{Bench, Device, Scene};
+
+const DEV: &str = "/dev/zero";
+
+#[test]
+fn churn_is_counted_exactly() {
+    let bench = Bench::new(&[Device::zero()]);
+    let _daemon = bench.daemon();
+    for seed in ["11", "12", "13"] {
+        let mut scene = Scene::start("churn", DEV, &[seed, "500"]);
+        for pause in 0..4 {
+            eprintln!("seed {seed}, pause {pause}");
+            let seen = bench.expect_truth(&scene, &[]);
+            assert_eq!(seen.source, "map");
+            let swept = bench.expect_truth(&scene, &["--source", "snapshot"]);
+            assert_eq!(swept.source, "snapshot");
+            scene.resume();
+            scene.pause();
+        }
+    }
+}
+
+#[test]
+fn a_daemon_killed_amid_churn_loses_nothing_and_doubles_nothing() {
+    let bench = Bench::new(&[Device::zero()]);
+    let mut daemon = bench.daemon();
+    let mut scene = Scene::start("churn", DEV, &["7", "2000"]);
+    bench.expect_truth(&scene, &[]);
+    for round in 0..3 {
+        eprintln!("round {round}");
+        scene.resume();
+        std::thread::sleep(Duration::from_millis(300));
+        daemon.kill();
+        std::thread::sleep(Duration::from_millis(300));
+        daemon.start_again();
+        scene.pause();
+        let seen = bench.expect_truth(&scene, &[]);
+        assert_eq!(seen.source, "map");
+        bench.expect_truth(&scene, &["--source", "snapshot"]);
+    }
+}
+
+#[test]
+fn holders_are_known_while_no_daemon_runs() {
+    let bench = Bench::new(&[Device::zero()]);
+    let mut daemon = bench.daemon();
+    let mut scene = Scene::start("churn", DEV, &["21", "300"]);
+    bench.expect_truth(&scene, &[]);
+    daemon.kill();
+    scene.resume();
+    scene.pause();
+    bench.expect_truth(&scene, &[]);
+    daemon.start_again();
+    bench.expect_truth(&scene, &[]);
+}
+
+#[test]
+fn a_holder_keeps_its_first_open_over_a_restart() {
+    let bench = Bench::new(&[Device::zero()]);
+    let mut daemon = bench.daemon();
+    let scene = Scene::start("plain", DEV, &[]);
+    let open = |bench: &Bench| {
+        let seen = bench.expect_truth(&scene, &[]);
+        seen.holder(scene.pid()).expect("found")["devices"][0]["first_open"].clone()
+    };
+    let before = open(&bench);
+    assert!(before.is_string(), "a time: {before}");
+    daemon.kill();
+    daemon.start_again();
+    assert_eq!(open(&bench), before);
+}
+
+#[test]
+fn a_daemon_that_is_stopped_leaves_no_pins() {
+    let bench = Bench::new(&[Device::zero()]);
+    let mut daemon = bench.daemon();
+    let scene = Scene::start("plain", DEV, &[]);
+    bench.expect_truth(&scene, &[]);
+    let status = daemon.stop();
+    assert!(status.success(), "{status}:\n{}", daemon.log());
+    let left: Vec<_> = std::fs::read_dir(bench.pins()).into_iter().flatten().flatten().collect();
+    assert!(left.is_empty(), "{left:?}");
+    let seen = bench.expect_truth(&scene, &[]);
+    assert_eq!(seen.source, "snapshot");
+}
