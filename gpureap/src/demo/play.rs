@@ -9,13 +9,13 @@ use std::{
 
 use super::{actor::Kind, cast::Cast, stage::Stage, watch::Watch};
 use crate::{
+    clock::boottime_ns,
     exit_code::Exit,
     gpu::devices::{Devices, discover},
     holders::{self, Options},
-    clock::boottime_ns, host::Host,
+    host::Host,
     model::{DeviceKind, Eyes, Holder, How, ProcKey, Slot, Source, View},
     out::{self, Style},
-    process::Facts,
     reap::{
         ladder::Rungs,
         people::ProcPeople,
@@ -266,14 +266,13 @@ fn reap(
     let mut signaller = Pidfds::new();
     let scene = Scene::here(&stage.config.paths.proc);
     let people = ProcPeople::new(&stage.config.paths.proc);
-    let own = Facts::read_any(&stage.config.paths.proc, std::process::id());
     // Whatever else may hold these devices by now, only the demo's own processes are signalled.
     let policy = Policy {
         slots: Some(slots.values().copied().collect()),
         matching: Matching::Any,
         pids: cast.pids(),
         own: std::process::id(),
-        own_session: own.map_or(0, |facts| facts.session),
+        own_session: people.session(std::process::id()),
         ancestors: people.ancestors(std::process::id()),
         include_own_session: false,
         include_protected: BTreeSet::new(),

@@ -32,15 +32,14 @@ use self::{
 };
 use crate::{
     cli::{Match, ReapArgs},
+    clock::boottime_ns,
     config::Config,
     error::Failure,
     exit_code::Exit,
     eyes::{self, Opened},
     gpu::devices::Devices,
-    clock::boottime_ns,
     model::Eyes,
     out,
-    process::Facts,
 };
 
 pub fn run(args: &ReapArgs, config: &Config) -> anyhow::Result<Exit> {
@@ -62,7 +61,7 @@ fn policy(args: &ReapArgs, config: &Config, devices: &Devices, people: &ProcPeop
         },
         pids: choosing.pid.iter().copied().collect(),
         own: std::process::id(),
-        own_session: Facts::read_any(&config.paths.proc, std::process::id()).map_or(0, |facts| facts.session),
+        own_session: people.session(std::process::id()),
         ancestors: people.ancestors(std::process::id()),
         include_own_session: args.include_own_session,
         include_protected: BTreeSet::new(),
