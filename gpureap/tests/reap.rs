@@ -1,5 +1,7 @@
 //! `gpureap reap` as people and scripts run it. Only processes of the test are ever named to it.
 
+#![expect(clippy::unwrap_used, reason = "a test that panics has failed, in its helpers too")]
+
 use std::{
     fs,
     io::{BufRead as _, BufReader},
@@ -79,7 +81,20 @@ fn reap_named_holders() {
 
     let done = gpureap(
         &stage,
-        &["reap", "--gpu", "0", "--match", "any", "--pid", &pid(&first), "--pid", &pid(&stubborn), "--grace", "200ms", "--json"],
+        &[
+            "reap",
+            "--gpu",
+            "0",
+            "--match",
+            "any",
+            "--pid",
+            &pid(&first),
+            "--pid",
+            &pid(&stubborn),
+            "--grace",
+            "200ms",
+            "--json",
+        ],
     );
     let report: Value = serde_json::from_slice(&done.stdout).unwrap();
     assert_eq!((report["outcome"].as_str(), done.status.code()), (Some("freed"), Some(0)), "{report:#}");

@@ -92,7 +92,12 @@ fn until_the_end() {
 
 fn launch(nodes: &[PathBuf]) -> anyhow::Result<()> {
     let start = |node: &PathBuf| {
-        Command::new("/proc/self/exe").arg0("gpureap").args(["actor", Kind::Worker.name()]).arg(node).stdin(Stdio::inherit()).spawn()
+        Command::new("/proc/self/exe")
+            .arg0("gpureap")
+            .args(["actor", Kind::Worker.name()])
+            .arg(node)
+            .stdin(Stdio::inherit())
+            .spawn()
     };
     let workers = nodes.iter().map(start).collect::<Result<Vec<_>, _>>()?;
     announce(Kind::Launcher)?;

@@ -24,7 +24,9 @@ pub fn run(args: &DemoArgs, config: &Config) -> anyhow::Result<Exit> {
     let devices = discover(&config.paths, &[])?;
     let real = devices.list().iter().filter(|device| device.kind == DeviceKind::Gpu && device.minor.is_some()).count();
     if real > 0 && !standin {
-        say(&format!("This host has {real} GPUs: who holds them, read only. `gpureap demo --standin` shows a reap.\n"))?;
+        say(&format!(
+            "This host has {real} GPUs: who holds them, read only. `gpureap demo --standin` shows a reap.\n"
+        ))?;
         return commands::holders::run(&HoldersArgs::default(), config);
     }
     let begun = Instant::now();

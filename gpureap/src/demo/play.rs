@@ -7,20 +7,15 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::{
-    actor::Kind,
-    cast::Cast,
-    stage::Stage,
-    watch::Watch,
-};
+use super::{actor::Kind, cast::Cast, stage::Stage, watch::Watch};
 use crate::{
+    clock::boottime_ns,
     exit_code::Exit,
     gpu::devices::{Devices, discover},
     holders::{self, Options},
-    clock::boottime_ns, host::Host,
+    host::Host,
     model::{DeviceKind, Eyes, Holder, How, ProcKey, Slot, Source, View},
     out::{self, Style},
-    process::Facts,
     reap::{
         ladder::Rungs,
         people::ProcPeople,
@@ -124,7 +119,8 @@ pub fn perform(stage: &Stage, watch: &dyn Watch, program: &Path, story: &mut Sto
     let sweep = eyes.sweep()?;
     let after = holders_of(&sweep, &slots);
     let looked = if sweep.source == Source::Proc { "a walk through /proc" } else { "a full sweep of the kernel" };
-    story.check(&format!("{looked} finds no holder"), expect(after.is_empty(), || format!("{} holders", after.len())))?;
+    story
+        .check(&format!("{looked} finds no holder"), expect(after.is_empty(), || format!("{} holders", after.len())))?;
     let mut pidfds = Pidfds::new();
     let alive: Vec<u32> = cast
         .roles
@@ -167,13 +163,7 @@ fn holders_of(view: &View, slots: &BTreeMap<PathBuf, Slot>) -> Vec<Holder> {
 }
 
 /// What `gpureap holders` prints.
-fn table(
-    view: &View,
-    eyes: &dyn Eyes,
-    devices: &Devices,
-    stage: &Stage,
-    slots: &BTreeMap<PathBuf, Slot>,
-) -> String {
+fn table(view: &View, eyes: &dyn Eyes, devices: &Devices, stage: &Stage, slots: &BTreeMap<PathBuf, Slot>) -> String {
     let paths = &stage.config.paths;
     let slots = Some(slots.values().copied().collect());
     let options = Options { slots, ..Options::all(Host::read(&paths.proc)) };
@@ -216,11 +206,17 @@ fn check_holders(
         let Some(holder) = holders.iter().find(|holder| holder.key.tgid == role.pid) else { continue };
         if role.kind == Kind::ZombieLeader {
             let named = holder.how.contains(&How::ZombieLeader);
-            story.check("the one without a main thread is named as such", expect(named, || format!("{:?}", holder.how)))?;
+            story.check(
+                "the one without a main thread is named as such",
+                expect(named, || format!("{:?}", holder.how)),
+            )?;
         }
         if role.opened_by.is_some() && view.source == Source::Map {
             let from = holder.inherited_from.map(|key| key.tgid);
-            story.check("the orphan's dead parent is remembered", expect(from == role.opened_by, || format!("{from:?}")))?;
+            story.check(
+                "the orphan's dead parent is remembered",
+                expect(from == role.opened_by, || format!("{from:?}")),
+            )?;
         }
     }
     Ok(())
@@ -229,7 +225,8 @@ fn check_holders(
 /// Information only: what another tool finds is not for us to assert.
 fn fuser(story: &mut Story<'_>, cast: &Cast, nodes: &[PathBuf]) -> anyhow::Result<()> {
     let begun = Instant::now();
-    let started = Command::new("fuser").args(nodes).stdout(Stdio::piped()).stderr(Stdio::null()).stdin(Stdio::null()).spawn();
+    let started =
+        Command::new("fuser").args(nodes).stdout(Stdio::piped()).stderr(Stdio::null()).stdin(Stdio::null()).spawn();
     let Ok(mut child) = started else { return story.tell("  · fuser is not installed here") };
     while child.try_wait()?.is_none() {
         if begun.elapsed() > FUSER_PATIENCE {
@@ -269,14 +266,13 @@ fn reap(
     let mut signaller = Pidfds::new();
     let scene = Scene::here(&stage.config.paths.proc);
     let people = ProcPeople::new(&stage.config.paths.proc);
-    let own = Facts::read_any(&stage.config.paths.proc, std::process::id());
     // Whatever else may hold these devices by now, only the demo's own processes are signalled.
     let policy = Policy {
         slots: Some(slots.values().copied().collect()),
         matching: Matching::Any,
         pids: cast.pids(),
         own: std::process::id(),
-        own_session: own.map_or(0, |facts| facts.session),
+        own_session: people.session(std::process::id()),
         ancestors: people.ancestors(std::process::id()),
         include_own_session: false,
         include_protected: BTreeSet::new(),
@@ -332,8 +328,6 @@ fn check_reap(story: &mut Story<'_>, cast: &mut Cast, report: &Report, state: &P
     )?;
     story.check(
         "freed",
-        expect(report.outcome == Some(Outcome::Freed), || {
-            format!("{:?}; {}", report.outcome, report.notes.join("; "))
-        }),
+        expect(report.outcome == Some(Outcome::Freed), || format!("{:?}; {}", report.outcome, report.notes.join("; "))),
     )
 }

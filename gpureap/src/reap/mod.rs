@@ -17,7 +17,7 @@ mod tests;
 #[cfg(test)]
 mod world;
 
-use std::{collections::BTreeSet, io::IsTerminal as _, process};
+use std::{collections::BTreeSet, io::IsTerminal as _};
 
 use self::{
     ladder::Rungs,
@@ -32,12 +32,12 @@ use self::{
 };
 use crate::{
     cli::{Match, ReapArgs},
+    clock::boottime_ns,
     config::Config,
     error::Failure,
     exit_code::Exit,
     eyes::{self, Opened},
     gpu::devices::Devices,
-    clock::boottime_ns,
     model::Eyes,
     out,
 };
@@ -60,9 +60,9 @@ fn policy(args: &ReapArgs, config: &Config, devices: &Devices, people: &ProcPeop
             Match::Any => Matching::Any,
         },
         pids: choosing.pid.iter().copied().collect(),
-        own: process::id(),
-        own_session: rustix::process::getsid(None)?.as_raw_nonzero().get() as u32,
-        ancestors: people.ancestors(process::id()),
+        own: std::process::id(),
+        own_session: people.session(std::process::id()),
+        ancestors: people.ancestors(std::process::id()),
         include_own_session: args.include_own_session,
         include_protected: BTreeSet::new(),
         privileged: rustix::process::geteuid().is_root(),
@@ -70,7 +70,13 @@ fn policy(args: &ReapArgs, config: &Config, devices: &Devices, people: &ProcPeop
 }
 
 /// A whole reap over any source; `note` says why it is not a better one.
-pub fn reap(args: &ReapArgs, config: &Config, devices: &Devices, eyes: &dyn Eyes, note: Option<String>) -> anyhow::Result<Exit> {
+pub fn reap(
+    args: &ReapArgs,
+    config: &Config,
+    devices: &Devices,
+    eyes: &dyn Eyes,
+    note: Option<String>,
+) -> anyhow::Result<Exit> {
     let mut signaller = Pidfds::new();
     let scene = Scene::here(&config.paths.proc);
     let people = ProcPeople::new(&config.paths.proc);
@@ -111,9 +117,5 @@ pub fn reap(args: &ReapArgs, config: &Config, devices: &Devices, eyes: &dyn Eyes
 }
 
 fn print(args: &ReapArgs, report: &Report, text: impl Fn() -> String) -> anyhow::Result<()> {
-    if args.json {
-        out::json::print(report)
-    } else {
-        out::raw(text().as_bytes())
-    }
+    if args.json { out::json::print(report) } else { out::raw(text().as_bytes()) }
 }

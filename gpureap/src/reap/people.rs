@@ -1,7 +1,9 @@
 //! Who a process is, from /proc, at the moment of asking.
 
 use std::{
+    cell::RefCell,
     collections::{BTreeMap, BTreeSet},
+    fs,
     path::PathBuf,
 };
 
@@ -11,24 +13,34 @@ use super::{
 };
 use crate::{
     model::{ProcKey, View},
-    process::Facts,
+    process::{Facts, stat::Stat},
 };
 
-#[derive(Clone, Debug)]
+/// Reads each process once: plan and report ask for the same ones.
+#[derive(Debug)]
 pub struct ProcPeople {
     root: PathBuf,
+    known: RefCell<BTreeMap<ProcKey, Option<Facts>>>,
 }
 
 impl ProcPeople {
     pub fn new(root: impl Into<PathBuf>) -> Self {
-        Self { root: root.into() }
+        Self { root: root.into(), known: RefCell::default() }
+    }
+
+    fn facts(&self, key: ProcKey) -> Option<Facts> {
+        let read = || Facts::read(&self.root, key.tgid, key.start_ns);
+        self.known.borrow_mut().entry(key).or_insert_with(read).clone()
+    }
+
+    fn stat(&self, pid: u32) -> Option<Stat> {
+        Stat::parse(&fs::read(self.root.join(pid.to_string()).join("stat")).ok()?)
     }
 
     /// What the plan must know of the holders. A process that is gone is left out: it is not signalled anyway.
     pub fn subjects(&self, view: &View) -> BTreeMap<ProcKey, Subject> {
         let subject = |key: ProcKey| {
-            let facts = Facts::read(&self.root, key.tgid, key.start_ns)?;
-            let Facts { session, is_kernel_thread: kernel_thread, .. } = facts;
+            let Facts { session, is_kernel_thread: kernel_thread, .. } = self.facts(key)?;
             Some((key, Subject { session, kernel_thread, ..Subject::default() }))
         };
         view.holders.iter().filter_map(|holder| subject(holder.key)).collect()
@@ -37,22 +49,27 @@ impl ProcPeople {
     /// The parent, its parent, and so on.
     pub fn ancestors(&self, pid: u32) -> BTreeSet<u32> {
         let mut ancestors = BTreeSet::new();
-        let parent = |pid| Facts::read_any(&self.root, pid).map(|facts| facts.ppid);
+        let parent = |pid| self.stat(pid).map(|stat| stat.ppid);
         let mut next = parent(pid);
         while let Some(pid) = next.filter(|pid| *pid > 0 && ancestors.insert(*pid)) {
             next = parent(pid);
         }
         ancestors
     }
+
+    /// 0 where it is not known.
+    pub fn session(&self, pid: u32) -> u32 {
+        self.stat(pid).map_or(0, |stat| stat.session)
+    }
 }
 
 impl People for ProcPeople {
     fn identity(&self, key: ProcKey) -> Identity {
         let unknown = Identity { pid: key.tgid, start_ns: key.start_ns, ..Identity::default() };
-        let Some(facts) = Facts::read(&self.root, key.tgid, key.start_ns) else { return unknown };
-        let parent = Facts::read_any(&self.root, facts.ppid);
+        let Some(facts) = self.facts(key) else { return unknown };
+        let parent = self.stat(facts.ppid).map(|parent| String::from_utf8_lossy(&parent.comm).into_owned());
         Identity {
-            parent: Some(Parent { pid: facts.ppid, comm: parent.map(|parent| parent.comm).unwrap_or_default() }),
+            parent: Some(Parent { pid: facts.ppid, comm: parent.unwrap_or_default() }),
             comm: facts.comm,
             argv: facts.argv,
             uid: facts.uid,

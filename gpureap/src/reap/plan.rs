@@ -58,6 +58,7 @@ pub struct Policy {
     /// Only these processes; empty: all.
     pub pids: BTreeSet<u32>,
     pub own: u32,
+    /// 0: not known, as in a container that was entered from outside; then no session is out of bounds.
     pub own_session: u32,
     pub ancestors: BTreeSet<u32>,
     pub include_own_session: bool,
@@ -149,6 +150,10 @@ impl Policy {
         self.slots.as_ref().is_none_or(|slots| slots.contains(&slot))
     }
 
+    const fn is_own_session(&self, session: u32) -> bool {
+        session != 0 && session == self.own_session
+    }
+
     fn action(&self, key: ProcKey, subject: &Subject) -> Action {
         let Subject { class, class_rule, session, kernel_thread } = subject;
         let skip = if key.tgid == self.own {
@@ -159,7 +164,7 @@ impl Policy {
             Skip::KernelThread
         } else if self.ancestors.contains(&key.tgid) {
             Skip::Ancestor
-        } else if *session == self.own_session && !self.include_own_session && !self.pids.contains(&key.tgid) {
+        } else if self.is_own_session(*session) && !self.include_own_session && !self.pids.contains(&key.tgid) {
             Skip::OwnSession
         } else if *class == Class::System && !self.include_protected.contains(class_rule) {
             Skip::Protected

@@ -92,7 +92,10 @@ proptest! {
             prop_assert!(pid > 1 && pid != policy.own && !policy.ancestors.contains(&pid));
             prop_assert!(!subject.kernel_thread);
             prop_assert!(
-                subject.session != policy.own_session || policy.include_own_session || policy.pids.contains(&pid)
+                subject.session != policy.own_session
+                    || policy.own_session == 0
+                    || policy.include_own_session
+                    || policy.pids.contains(&pid)
             );
             prop_assert!(subject.class != Class::Monitor);
             prop_assert!(subject.class != Class::System || !policy.include_protected.is_empty());
