@@ -82,12 +82,12 @@ impl Loaded {
         Ok(Handles { maps, programs })
     }
 
-    /// Loads what a set needs, attaches it and pins it under `dir`.
-    fn attach(&mut self, backend: Backend, dir: &Path, cgroup_root: Option<&Path>) -> anyhow::Result<Vec<String>> {
+    /// Loads and attaches programs, in this order, and pins them under `dir`.
+    fn attach(&mut self, set: &[Program], dir: &Path, cgroup_root: Option<&Path>) -> anyhow::Result<Vec<String>> {
         let links = dir.join(LINKS);
         let programs = dir.join(PROGRAMS);
         let mut attached = Vec::new();
-        for program in object::COMMON.iter().chain(object::set(backend)) {
+        for program in set {
             if !self.applies(program.when) {
                 continue;
             }
@@ -192,48 +192,30 @@ impl Loaded {
     }
 }
 
-/// Loads and attaches the first probe set of `order` that this kernel takes, pinned under `dir`, which must not exist.
+/// Loads the object and attaches the first probe set of `order` that this kernel takes, pinned under `dir`.
 pub fn attach(
     config: &Config,
     devices: &Devices,
     order: &[Backend],
     dir: &Path,
 ) -> anyhow::Result<(Handles, Backend, Vec<Refusal>)> {
-    let mut refusals = Vec::new();
-    for &backend in order {
-        let attempt = attach_set(config, devices, backend, dir);
-        match attempt {
-            Ok(handles) => return Ok((handles, backend, refusals)),
-            Err(error) => {
-                // A failure that every set shares (no BTF, no rights, no bpffs) is told as it is.
-                if error.chain().any(|cause| cause.is::<Failure>()) {
-                    super::pins::remove(dir);
-                    return Err(error);
-                }
-                super::pins::remove(dir);
-                refusals.push(Refusal { backend, reason: format!("{error:#}") });
-            }
-        }
-    }
-    let reasons: Vec<String> =
-        refusals.iter().map(|refusal| format!("{}: {}", name(refusal.backend), refusal.reason)).collect();
-    Err(Failure::unsupported(format!("no probe set runs on this kernel ({})", reasons.join("; "))).into())
-}
-
-fn attach_set(config: &Config, devices: &Devices, backend: Backend, dir: &Path) -> anyhow::Result<Handles> {
     let mut loaded = Loaded::new(config, devices)?;
     super::pins::make(dir)?;
+    let result = attach_first(&mut loaded, config, order, dir);
+    if result.is_err() {
+        super::pins::remove(dir);
+    }
+    result
+}
+
+fn attach_first(
+    loaded: &mut Loaded,
+    config: &Config,
+    order: &[Backend],
+    dir: &Path,
+) -> anyhow::Result<(Handles, Backend, Vec<Refusal>)> {
     loaded.load_iterators()?;
     let maps = Maps::from_object(&loaded.ebpf)?;
-    maps.set_meta(&Meta {
-        magic: MAGIC,
-        abi: ABI_VERSION,
-        backend: number(backend),
-        attached_ns: clock::boottime_ns(),
-        object: object::object_id(),
-        snapshot_ns: 0,
-        wall_offset_ns: clock::wall_offset_ns(),
-    })?;
     for (name, ..) in MAPS {
         let map = loaded.ebpf.map(name).ok_or_else(|| anyhow!("the object has no map {name}"))?;
         map.pin(dir.join(name)).with_context(|| format!("pin map {name}"))?;
@@ -244,9 +226,38 @@ fn attach_set(config: &Config, devices: &Devices, backend: Backend, dir: &Path) 
         }
     }
     let cgroup_root = cgroup2_root(&config.paths.proc);
-    let attached = loaded.attach(backend, dir, cgroup_root.as_deref())?;
-    let programs = loaded.programs(&attached)?;
-    Ok(Handles { maps, programs })
+    let mut attached = loaded
+        .attach(object::COMMON, dir, cgroup_root.as_deref())
+        .map_err(|error| Failure::unsupported(format!("no probe set runs on this kernel ({error:#})")))?;
+    let mut refusals = Vec::new();
+    for &backend in order {
+        // A set that is refused has counted nothing: what puts files into the map is attached last.
+        match loaded.attach(object::set(backend), dir, cgroup_root.as_deref()) {
+            Ok(own) => {
+                attached.extend(own);
+                maps.set_meta(&Meta {
+                    magic: MAGIC,
+                    abi: ABI_VERSION,
+                    backend: number(backend),
+                    attached_ns: clock::boottime_ns(),
+                    object: object::object_id(),
+                    snapshot_ns: 0,
+                    wall_offset_ns: clock::wall_offset_ns(),
+                })?;
+                let programs = loaded.programs(&attached)?;
+                return Ok((Handles { maps, programs }, backend, refusals));
+            }
+            Err(error) => {
+                for program in object::set(backend) {
+                    super::pins::remove_program(dir, program.name);
+                }
+                refusals.push(Refusal { backend, reason: format!("{error:#}") });
+            }
+        }
+    }
+    let reasons: Vec<String> =
+        refusals.iter().map(|refusal| format!("{}: {}", name(refusal.backend), refusal.reason)).collect();
+    Err(Failure::unsupported(format!("no probe set runs on this kernel ({})", reasons.join("; "))).into())
 }
 
 /// Fills `MAJORS` and `DEVICES`. Entries are added before old ones go, so that a reload of the driver loses no open.

@@ -113,6 +113,13 @@ pub fn remove(dir: &Path) {
     }
 }
 
+/// Detaches and unpins one program of a set.
+pub fn remove_program(dir: &Path, name: &str) {
+    for sub in [handles::LINKS, handles::PROGRAMS] {
+        fs::remove_file(dir.join(sub).join(name)).ok();
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

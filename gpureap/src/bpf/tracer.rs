@@ -72,6 +72,9 @@ impl Tracer {
         }
 
         let (handles, backend, refusals) = load::attach(config, devices, &order, &unfinished)?;
+        // Reading BTF took tens of megabytes; a daemon stays for months.
+        // SAFETY: malloc_trim only gives free memory back.
+        unsafe { libc::malloc_trim(0) };
         let mut started = Self {
             eyes: KernelEyes::new(handles, devices.clone(), Some(backend), config),
             backend,

@@ -1,7 +1,7 @@
 //! A reader for BTF, as much of it as offsets need (format: Documentation/bpf/btf.rst of the kernel). aya's own parser
 //! keeps structure members to itself.
 
-use std::{collections::HashMap, path::Path};
+use std::path::Path;
 
 /// Why BTF could not be read or does not have what was asked for.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
@@ -69,8 +69,6 @@ pub struct Btf {
     data: Vec<u8>,
     types: Vec<Type>,
     strings: usize,
-    structs: HashMap<String, u32>,
-    functions: HashMap<String, u32>,
 }
 
 fn word(data: &[u8], at: usize) -> Result<u32, BtfError> {
@@ -124,25 +122,26 @@ impl Btf {
             });
             at += 12 + own;
         }
-        let mut btf = Self { data, types, strings, structs: HashMap::new(), functions: HashMap::new() };
-        for id in 1..btf.types.len() {
-            let found = btf.types[id];
-            let index = match found.kind {
-                kind::STRUCT => &mut btf.structs,
-                kind::FUNC => &mut btf.functions,
-                _ => continue,
-            };
-            let name = string(&btf.data, btf.strings, found.name);
-            if !name.is_empty() {
-                index.entry(name.to_owned()).or_insert(id as u32);
+        Ok(Self { data, types, strings })
+    }
+
+    /// The first type of this kind and name. A kernel has over 100,000 types and some thirty are asked for, so looking
+    /// through them is quicker than an index.
+    fn named(&self, kind: u32, name: &str) -> Option<u32> {
+        let wanted = name.as_bytes();
+        let position = self.types.iter().position(|found| {
+            found.kind == kind && {
+                let at = self.strings + found.name as usize;
+                let end = at + wanted.len();
+                self.data.get(at..end) == Some(wanted) && self.data.get(end) == Some(&0)
             }
-        }
-        Ok(btf)
+        });
+        position.map(|id| id as u32)
     }
 
     /// Where `member` of `struct name` is; anonymous structures and unions inside are looked through.
     pub fn member(&self, name: &str, member: &str) -> Result<Member, BtfError> {
-        let id = *self.structs.get(name).ok_or_else(|| BtfError::NoStruct(name.to_owned()))?;
+        let id = self.named(kind::STRUCT, name).ok_or_else(|| BtfError::NoStruct(name.to_owned()))?;
         match self.find(id, member, 0, 0)? {
             Some((bits, type_id, bit_size)) => {
                 if bits % 8 != 0 || bit_size != 0 {
@@ -156,13 +155,13 @@ impl Btf {
 
     /// Number of parameters of a kernel function; `None` if there is no such function.
     pub fn parameters(&self, function: &str) -> Option<u32> {
-        let function = self.types.get(*self.functions.get(function)? as usize)?;
+        let function = self.types.get(self.named(kind::FUNC, function)? as usize)?;
         let prototype = self.types.get(function.size_or_type as usize)?;
         (prototype.kind == kind::FUNC_PROTO).then_some(prototype.vlen)
     }
 
     pub fn has_function(&self, function: &str) -> bool {
-        self.functions.contains_key(function)
+        self.named(kind::FUNC, function).is_some()
     }
 
     /// Bit offset, type and bit-field size of a member.
