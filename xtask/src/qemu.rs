@@ -133,6 +133,8 @@ impl Boot<'_> {
                 Accel::Tcg => ["-accel", "tcg,thread=single", "-cpu", "max"],
                 Accel::Kvm => ["-accel", "kvm", "-cpu", "host"],
             })
+            // Two processors on one host thread: with a thread each, QEMU 7.2 runs stale code while the kernel patches its own
+            // text, as every attach and detach does ("Oops: int3").
             .args(["-smp", "2", "-m", "2G"])
             .args(["-nodefaults", "-no-user-config", "-no-reboot", "-display", "none"])
             .args(["-serial", "stdio"])

@@ -84,12 +84,26 @@ pub(crate) fn run(options: &Options, artifacts: &Artifacts) -> Result<Counts> {
     std::fs::create_dir_all(kernels::cache())?;
     let work = tempfile::tempdir_in(kernels::cache())?;
     let initramfs = pack(options, artifacts, work.path())?;
-    let mut rows = Vec::new();
+    let mut images = Vec::new();
     for kernel in kernels {
-        let vmlinuz = kernel.fetch(false)?;
-        println!("vm: booting {} ({})", kernel.name, kernel.cached().unwrap_or_default());
-        rows.extend(boot(kernel.name, &vmlinuz, &initramfs, options)?);
+        images.push((kernel.name, kernel.fetch(false)?, kernel.cached().unwrap_or_default()));
     }
+    // One host thread emulates all processors of a machine, so each machine leaves the other cores to the rest.
+    let mut rows = Vec::new();
+    std::thread::scope(|scope| -> Result<()> {
+        let machines: Vec<_> = images
+            .iter()
+            .map(|(name, vmlinuz, package)| {
+                println!("vm: booting {name} ({package})");
+                let initramfs = &initramfs;
+                scope.spawn(move || boot(name, vmlinuz, initramfs, options))
+            })
+            .collect();
+        for machine in machines {
+            rows.extend(machine.join().map_err(|_panic| anyhow::anyhow!("a thread that watched a machine panicked"))??);
+        }
+        Ok(())
+    })?;
     print!("{}", table(&rows));
     let mut sum = Counts::default();
     for row in &rows {
@@ -110,7 +124,7 @@ fn boot(name: &str, vmlinuz: &Path, initramfs: &Path, options: &Options) -> Resu
     let started = Instant::now();
     let mut protocol = Protocol::new(name);
     let end = boot.run(|line| {
-        println!("{line}");
+        println!("{name} | {line}");
         protocol.line(line);
     })?;
     println!("vm: {name} ended after {:.1} s", started.elapsed().as_secs_f64());

@@ -159,6 +159,13 @@ impl KernelEyes {
                     ));
                 }
             }
+            if self.cannot_see().is_empty() {
+                let since = self.handles.maps.meta()?.attached_ns;
+                let ago = clock::boottime_ns().saturating_sub(since) / 1_000_000_000;
+                notes.push(format!(
+                    "files that were in flight or in an io_uring table before the tracer was attached ({ago} s ago) are not seen"
+                ));
+            }
             if lost > healed {
                 notes.push(format!(
                     "{} events were lost since the last resync: this view is from a full sweep",
