@@ -122,7 +122,7 @@ fn examine(config: &Config) -> Report {
         None => checks.add(
             "cgroup2",
             Verdict::Degraded,
-            "not mounted, so `gate` and fences cannot run: mount -t cgroup2 none /sys/fs/cgroup",
+            "not mounted, so `gate` cannot run: mount -t cgroup2 none /sys/fs/cgroup",
         ),
     }
     device_checks(config, &mut checks);
@@ -158,7 +158,7 @@ fn rights() -> Result<String, String> {
     if rustix::process::geteuid().is_root() {
         Ok("root".to_owned())
     } else {
-        Err("not root: tracing needs root, or CAP_BPF, CAP_PERFMON, CAP_SYS_ADMIN and CAP_SYS_PTRACE".to_owned())
+        Err("not root: the daemon needs it; `holders` sees everything with CAP_BPF and CAP_PERFMON too".to_owned())
     }
 }
 
