@@ -92,7 +92,7 @@ fn holders_of_every_kind_are_reaped_without_a_daemon() {
     assert_eq!(process(&dry, plain.pid())["signals"], Value::Array(Vec::new()));
     assert!(alive(plain.pid()));
 
-    let report = report(&reap(&bench, &["--grace", "5s"]).expect_code(0));
+    let report = report(&reap(&bench, &["--grace", "2s"]).expect_code(0));
     assert_eq!(report["outcome"], "freed");
     for scene in [&plain, &ghost] {
         assert_eq!(signals(&report, scene.pid()), ["SIGTERM"]);
@@ -109,7 +109,6 @@ fn holders_of_every_kind_are_reaped_without_a_daemon() {
     }
     assert_eq!(report["processes"].as_array().map(Vec::len), Some(expected));
     assert_eq!(anybody(&Device::full().key()), Vec::<Pid>::new());
-    assert!(bench.holders(&["--source", "snapshot"]).holder(plain.pid()).is_none());
 }
 
 #[test]
