@@ -257,7 +257,10 @@ fn k5_an_ancestor_is_skipped_and_told() {
 fn k9_a_worker_that_is_started_again_is_named() {
     let Some(bench) = shared("K9") else { return };
     let scene = Scene::start("respawn", DEV, &[]);
-    let report = report(&reap(&bench, &["--now", "--timeout", "2s"]).expect_code(3));
+    // Keeps the reap waiting long enough for the supervisor to be back before the last look.
+    let stubborn = Scene::start("ignore-term", DEV, &[]);
+    let report = report(&reap(&bench, &["--grace", "2s", "--timeout", "20s"]).expect_code(3));
+    assert!(!alive(stubborn.pid()));
     assert_eq!(report["outcome"], "held");
     let respawned = report["respawned"].as_array().expect("respawned");
     assert!(!respawned.is_empty(), "{report:#}");
