@@ -36,7 +36,7 @@ counters! {
     FILE_FREES = 12 => "file_frees",
     /// Entries ever put into `LINEAGE`; less its present size, the evictions.
     LINEAGE_INSERTS = 13 => "lineage_inserts",
-    /// An `iter` record did not fit the buffer and was retried by the kernel.
+    /// Records that the iterators wrote; one that did not fit the buffer and was asked for again counts twice.
     SWEEP_RECORDS = 14 => "sweep_records",
 }
 

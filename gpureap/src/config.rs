@@ -20,9 +20,9 @@ use crate::{error::Failure, model::Backend};
 pub struct Paths {
     /// `GPUREAP_PIN_DIR`: pinned maps and programs.
     pub pin: PathBuf,
-    /// `GPUREAP_RUN_DIR`: socket and lock.
+    /// `GPUREAP_RUN_DIR`: the daemon's lock.
     pub run: PathBuf,
-    /// `GPUREAP_STATE_DIR`: the journal.
+    /// `GPUREAP_STATE_DIR`: the record of signals.
     pub state: PathBuf,
     /// `GPUREAP_CONFIG`.
     pub config: PathBuf,
@@ -116,7 +116,7 @@ impl FromStr for StandIn {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Daemon {
-    /// Time between full sweeps with the `gate` probe set, and between checks for a reloaded driver.
+    /// Time between full sweeps, and between checks for a reloaded driver.
     pub sweep_period: Duration,
     /// Time between looks at the loss counters.
     pub loss_poll: Duration,

@@ -9,7 +9,6 @@ use std::{
     time::Duration,
 };
 
-use anyhow::Context as _;
 use aya::maps::{MapData, RingBuf};
 use rustix::fs::{FlockOperation, flock};
 use sd_notify::NotifyState;
@@ -79,7 +78,7 @@ struct Lock {
 
 impl Lock {
     fn take(run: &Path) -> anyhow::Result<Self> {
-        fs::create_dir_all(run).with_context(|| format!("create {}", run.display()))?;
+        fs::create_dir_all(run).map_err(|error| crate::bpf::denied_or(run, error))?;
         let path = run.join("daemon.lock");
         let mut file = fs::OpenOptions::new()
             .read(true)
@@ -87,7 +86,7 @@ impl Lock {
             .create(true)
             .truncate(false)
             .open(&path)
-            .with_context(|| format!("open {}", path.display()))?;
+            .map_err(|error| crate::bpf::denied_or(&path, error))?;
         if flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
             let mut pid = String::new();
             file.read_to_string(&mut pid).ok();
@@ -193,6 +192,7 @@ impl Daemon<'_> {
 
     /// Any loss is healed by a sweep, and told.
     fn heal(&mut self) -> anyhow::Result<()> {
+        self.tracer.check()?;
         let losses = self.tracer.eyes().handles().losses()?;
         if losses > self.reported {
             tracing::warn!("{} events were lost; the maps are resynchronised", losses - self.reported);
@@ -219,7 +219,8 @@ impl Daemon<'_> {
             }
         };
         if asked || devices.fingerprint() != self.devices.fingerprint() {
-            tracing::info!("the device table changed: {} devices", devices.list().len());
+            let why = if asked { "was read again as asked" } else { "changed" };
+            tracing::info!("the device table {why}: {} devices", devices.list().len());
             self.tracer.set_devices(&devices)?;
             self.devices = devices;
             self.resync("devices")?;

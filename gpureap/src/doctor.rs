@@ -18,7 +18,7 @@ use crate::{
     config::{Config, StandIn},
     exit_code::Exit,
     gpu::devices,
-    kernel::{btf::Btf, offsets::Offsets},
+    kernel::{btf::Btf, offsets::Offsets, rights},
     model::{Backend, Eyes as _},
     out,
 };
@@ -54,7 +54,7 @@ pub fn run(args: &DoctorArgs, config: &Config) -> anyhow::Result<Exit> {
     let report = examine(config);
     let exit = if report.ok {
         Exit::Done
-    } else if rustix::process::geteuid().is_root() {
+    } else if rights::lacking().is_empty() {
         Exit::Unsupported
     } else {
         Exit::NotPermitted
@@ -122,7 +122,7 @@ fn examine(config: &Config) -> Report {
         None => checks.add(
             "cgroup2",
             Verdict::Degraded,
-            "not mounted, so `gate` and fences cannot run: mount -t cgroup2 none /sys/fs/cgroup",
+            "not mounted, so `gate` cannot run: mount -t cgroup2 none /sys/fs/cgroup",
         ),
     }
     device_checks(config, &mut checks);
@@ -136,7 +136,11 @@ fn examine(config: &Config) -> Report {
                     checks.add(name(candidate), Verdict::Ok, told);
                     backend = backend.or(Some(candidate));
                 }
-                Err(error) => checks.add(name(candidate), Verdict::Degraded, format!("{error:#}")),
+                Err(error) => {
+                    let text = format!("{error:#}");
+                    let own = format!("no probe set runs on this kernel: `{}`: ", name(candidate));
+                    checks.add(name(candidate), Verdict::Degraded, text.strip_prefix(&own).unwrap_or(&text));
+                }
             }
         }
         match backend {
@@ -155,10 +159,16 @@ fn examine(config: &Config) -> Report {
 }
 
 fn rights() -> Result<String, String> {
-    if rustix::process::geteuid().is_root() {
-        Ok("root".to_owned())
+    let lacking = rights::lacking();
+    if let Err(error) = rights::require_host_pids() {
+        return Err(error.to_string());
+    }
+    if lacking.is_empty() {
+        Ok("root, in the host's pid namespace".to_owned())
+    } else if rustix::process::geteuid().is_root() {
+        Err(format!("root without {}: tracing needs them", lacking.join(", ")))
     } else {
-        Err("not root: tracing needs root, or CAP_BPF, CAP_PERFMON, CAP_SYS_ADMIN and CAP_SYS_PTRACE".to_owned())
+        Err("not root: the daemon needs it; `holders` sees everything with CAP_BPF and CAP_PERFMON too".to_owned())
     }
 }
 

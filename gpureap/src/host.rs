@@ -4,7 +4,7 @@ use std::{fs, path::Path};
 
 use jiff::{SignedDuration, Timestamp};
 
-use crate::clock::boottime_ns;
+use crate::clock::{boottime_ns, wall_offset_ns};
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Host {
@@ -17,12 +17,15 @@ pub struct Host {
 
 impl Host {
     pub fn read(proc: &Path) -> Self {
+        let boottime_ns = boottime_ns();
+        let now = boottime_ns as i128 + i128::from(wall_offset_ns());
+        let now = Timestamp::from_nanosecond(now).unwrap_or_else(|_| Timestamp::now());
         let boot_id = fs::read_to_string(proc.join("sys/kernel/random/boot_id")).unwrap_or_default();
         Self {
             name: rustix::system::uname().nodename().to_string_lossy().into_owned(),
             boot_id: boot_id.trim().to_owned(),
-            now: Timestamp::now(),
-            boottime_ns: boottime_ns(),
+            now,
+            boottime_ns,
         }
     }
 

@@ -1,23 +1,42 @@
 //! Reaping kills what holds the device, once, and nothing else.
 use std::{fs::File, time::Duration};
 
-use gpureap_tests::harness::{Bench, Device, Output, Pid, Scene, Terminal, anybody, skip, sys, wait_for};
+use gpureap_tests::harness::{Bench, Device, Output, Pid, Scene, Shared, Terminal, anybody, note, skip, sys, wait_for};
 use serde_json::Value;
 
 /// Opened by next to nobody, so every holder of it may be killed.
 const DEV: &str = "/dev/full";
 
-/// A bench on devices that nobody else on the host holds; `None`, loudly, where somebody does.
+/// A bench without a daemon, on devices that nobody else on the host holds; `None`, loudly, where somebody does.
 fn bench(test: &str, devices: &[Device]) -> Option<Bench> {
     let bench = Bench::new(devices);
-    for device in devices {
+    nobody_else(test, &bench).then_some(bench)
+}
+
+/// The bench with the daemon that is there for all tests, on a device that nobody else holds.
+fn shared(test: &str) -> Option<Shared> {
+    let bench = Shared::new(&[Device::full()]);
+    nobody_else(test, &bench).then_some(bench)
+}
+
+fn with_and_without_daemon(test: &str, body: impl Fn(&Bench)) {
+    if let Some(bench) = shared(test) {
+        body(&bench);
+    }
+    if let Some(bench) = bench(test, &[Device::full()]) {
+        body(&bench);
+    }
+}
+
+fn nobody_else(test: &str, bench: &Bench) -> bool {
+    for device in &bench.devices {
         let others = anybody(&device.key());
         if !others.is_empty() {
             skip(test, &format!("{} is held by {others:?}, who might be killed", device.node));
-            return None;
+            return false;
         }
     }
-    Some(bench)
+    true
 }
 
 fn alive(pid: Pid) -> bool {
@@ -47,27 +66,61 @@ fn signals(report: &Value, pid: Pid) -> Vec<&str> {
 
 #[test]
 fn a_holder_is_reaped_and_the_device_is_free() {
-    let Some(bench) = bench("plain", &[Device::full()]) else { return };
-    for traced in [true, false] {
-        let _daemon = traced.then(|| bench.daemon());
-        let scene = Scene::start("plain", DEV, &[]);
-        let report = report(&reap(&bench, &[]).expect_code(0));
-        assert_eq!(report["outcome"], "freed");
+    let Some(bench) = shared("plain") else { return };
+    let scene = Scene::start("plain", DEV, &[]);
+    let report = report(&reap(&bench, &[]).expect_code(0));
+    assert_eq!(report["outcome"], "freed");
+    assert_eq!(signals(&report, scene.pid()), ["SIGTERM"]);
+    assert!(!alive(scene.pid()));
+    assert!(bench.holders(&["--source", "snapshot"]).holder(scene.pid()).is_none());
+}
+
+/// What the tests with a daemon do one by one, at once: a look without a daemon takes longer.
+#[test]
+fn holders_of_every_kind_are_reaped_without_a_daemon() {
+    let Some(bench) = bench("untraced", &[Device::full()]) else { return };
+    let plain = Scene::start("plain", DEV, &[]);
+    let stubborn = Scene::start("ignore-term", DEV, &[]);
+    let headless = Scene::start("zombie-leader", DEV, &[]);
+    let [tid] = headless.numbers("tids")[..] else { panic!("one thread") };
+    let ghost = Scene::start("ghost", DEV, &[]);
+    let orphans = Scene::start("orphans", DEV, &["126", "3"]);
+    let nested = Scene::try_start("pidns", DEV, &[]).map_err(|reason| skip("F14", &reason)).ok();
+    let mut expected = 1 + 1 + 1 + 1 + 126;
+
+    let dry = report(&bench.run(&["reap", "--dry-run", "--json"]).expect_code(0));
+    assert_eq!(process(&dry, plain.pid())["signals"], Value::Array(Vec::new()));
+    assert!(alive(plain.pid()));
+
+    let report = report(&reap(&bench, &["--grace", "2s"]).expect_code(0));
+    assert_eq!(report["outcome"], "freed");
+    for scene in [&plain, &ghost] {
         assert_eq!(signals(&report, scene.pid()), ["SIGTERM"]);
         assert!(!alive(scene.pid()));
-        assert!(bench.holders(&["--source", "snapshot"]).holder(scene.pid()).is_none());
     }
+    assert!(!alive(orphans.pid()));
+    assert_eq!(signals(&report, stubborn.pid()), ["SIGTERM", "SIGKILL"]);
+    assert!(!alive(stubborn.pid()));
+    wait_for("the thread has ended", || sys::session(tid).is_none());
+    if let Some(nested) = &nested {
+        expected += 1;
+        assert_eq!(signals(&report, nested.pid()).first(), Some(&"SIGTERM"));
+        assert!(!alive(nested.pid()));
+    }
+    assert_eq!(report["processes"].as_array().map(Vec::len), Some(expected));
+    assert_eq!(anybody(&Device::full().key()), Vec::<Pid>::new());
 }
 
 #[test]
 fn nothing_to_do_is_success() {
-    let Some(bench) = bench("nothing", &[Device::full()]) else { return };
-    assert_eq!(report(&reap(&bench, &[]).expect_code(0))["outcome"], "nothing-to-do");
+    with_and_without_daemon("nothing", |bench| {
+        assert_eq!(report(&reap(bench, &[]).expect_code(0))["outcome"], "nothing-to-do");
+    });
 }
 
 #[test]
 fn a_dry_run_kills_nobody() {
-    let Some(bench) = bench("dry run", &[Device::full()]) else { return };
+    let Some(bench) = shared("dry run") else { return };
     let scene = Scene::start("plain", DEV, &[]);
     let report = report(&bench.run(&["reap", "--dry-run", "--json"]).expect_code(0));
     assert_eq!(process(&report, scene.pid())["signals"], Value::Array(Vec::new()));
@@ -76,8 +129,7 @@ fn a_dry_run_kills_nobody() {
 
 #[test]
 fn k1_who_ignores_term_is_killed_once_after_the_grace_period() {
-    let Some(bench) = bench("K1", &[Device::full()]) else { return };
-    let _daemon = bench.daemon();
+    let Some(bench) = shared("K1") else { return };
     let scene = Scene::start("ignore-term", DEV, &[]);
     let report = report(&reap(&bench, &["--grace", "500ms"]).expect_code(0));
     assert_eq!(signals(&report, scene.pid()), ["SIGTERM", "SIGKILL"]);
@@ -86,33 +138,43 @@ fn k1_who_ignores_term_is_killed_once_after_the_grace_period() {
 
 #[test]
 fn k1_now_is_kill_at_once() {
-    let Some(bench) = bench("K1 --now", &[Device::full()]) else { return };
-    let scene = Scene::start("ignore-term", DEV, &[]);
-    let report = report(&reap(&bench, &["--now"]).expect_code(0));
-    assert_eq!(signals(&report, scene.pid()), ["SIGKILL"]);
+    with_and_without_daemon("K1 --now", |bench| {
+        let scene = Scene::start("ignore-term", DEV, &[]);
+        let report = report(&reap(bench, &["--now"]).expect_code(0));
+        assert_eq!(signals(&report, scene.pid()), ["SIGKILL"]);
+    });
 }
 
 #[test]
 fn k2_one_signal_a_step_however_many_devices() {
     let devices = [Device::full(), Device::zero(), Device::new(1, 8, "/dev/random")];
     let Some(bench) = bench("K2", &devices) else { return };
-    let _daemon = bench.daemon();
-    let file = bench.path("counts");
-    let path = file.to_str().expect("a path in UTF-8");
-    let scene = Scene::start("signal-count", DEV, &[path, "/dev/zero", "/dev/random"]);
-    bench.expect_truth(&scene, &[]);
-    let report = report(&reap(&bench, &["--grace", "1s"]).expect_code(0));
-    assert_eq!(signals(&report, scene.pid()), ["SIGTERM", "SIGKILL"]);
-    let counts: Value = serde_json::from_slice(&std::fs::read(&file).expect("the counts")).expect("JSON");
-    assert_eq!(counts["TERM"], 1, "{counts}");
-    assert_eq!(counts["INT"], 0, "{counts}");
-    assert_eq!(report["devices"].as_array().map(Vec::len), Some(3));
+    let mut daemon = None;
+    for when in ["no daemon", "a daemon", "a killed daemon"] {
+        match when {
+            "a daemon" => daemon = Some(bench.daemon()),
+            _ => drop(daemon.take()),
+        }
+        note(when);
+        let file = bench.path(when);
+        let path = file.to_str().expect("a path in UTF-8");
+        let scene = Scene::start("signal-count", DEV, &[path, "/dev/zero", "/dev/random"]);
+        let seen = bench.expect_truth(&scene, &[]);
+        if when != "a killed daemon" {
+            assert_eq!(seen.source, if daemon.is_some() { "map" } else { "snapshot" });
+        }
+        let report = report(&reap(&bench, &["--grace", "1s"]).expect_code(0));
+        assert_eq!(signals(&report, scene.pid()), ["SIGTERM", "SIGKILL"]);
+        let counts: Value = serde_json::from_slice(&std::fs::read(&file).expect("the counts")).expect("JSON");
+        assert_eq!(counts["TERM"], 1, "{counts}");
+        assert_eq!(counts["INT"], 0, "{counts}");
+        assert_eq!(report["devices"].as_array().map(Vec::len), Some(3));
+    }
 }
 
 /// The plan is made; then the holder dies and another process gets its pid; then the plan is agreed to.
 fn pid_is_reused(test: &str, innocent_holds: bool) {
-    let Some(bench) = bench(test, &[Device::full()]) else { return };
-    let _daemon = bench.daemon();
+    let Some(bench) = shared(test) else { return };
     let victim = Scene::start("plain", DEV, &[]);
     let pid = victim.pid();
     let mut terminal = Terminal::start(bench.command(&["reap", "--now"]));
@@ -143,9 +205,7 @@ fn k3_a_process_that_got_the_pid_and_holds_is_named_and_not_killed() {
 
 #[test]
 fn k4_a_holder_that_ends_before_the_signal_is_success() {
-    let Some(bench) = bench("K4", &[Device::full()]) else { return };
-    for traced in [true, false] {
-        let _daemon = traced.then(|| bench.daemon());
+    with_and_without_daemon("K4", |bench| {
         let scene = Scene::start("plain", DEV, &[]);
         let mut terminal = Terminal::start(bench.command(&["reap"]));
         terminal.question();
@@ -154,13 +214,12 @@ fn k4_a_holder_that_ends_before_the_signal_is_success() {
         terminal.answer("y");
         let (code, text) = terminal.finish();
         assert_eq!(code, 0, "{text}");
-    }
+    });
 }
 
 #[test]
 fn k4_holders_that_come_and_go_are_never_an_error() {
-    let Some(bench) = bench("K4 race", &[Device::full()]) else { return };
-    let _daemon = bench.daemon();
+    let Some(bench) = shared("K4 race") else { return };
     for ms in ["0", "20", "40", "60", "80", "100", "150"] {
         let _scene = Scene::start("quick-exit", DEV, &[ms]);
         reap(&bench, &[]).expect_code(0);
@@ -169,7 +228,7 @@ fn k4_holders_that_come_and_go_are_never_an_error() {
 
 #[test]
 fn a_refusal_at_the_terminal_kills_nobody() {
-    let Some(bench) = bench("refusal", &[Device::full()]) else { return };
+    let Some(bench) = shared("refusal") else { return };
     let scene = Scene::start("plain", DEV, &[]);
     let mut terminal = Terminal::start(bench.command(&["reap"]));
     terminal.question();
@@ -180,8 +239,7 @@ fn a_refusal_at_the_terminal_kills_nobody() {
 
 #[test]
 fn k5_an_ancestor_is_skipped_and_told() {
-    let Some(bench) = bench("K5", &[Device::full()]) else { return };
-    let _daemon = bench.daemon();
+    let Some(bench) = shared("K5") else { return };
     let own = File::open(DEV).expect(DEV);
     let scene = Scene::start("plain", DEV, &[]);
     let output = reap(&bench, &["--now"]);
@@ -197,10 +255,12 @@ fn k5_an_ancestor_is_skipped_and_told() {
 
 #[test]
 fn k9_a_worker_that_is_started_again_is_named() {
-    let Some(bench) = bench("K9", &[Device::full()]) else { return };
-    let _daemon = bench.daemon();
+    let Some(bench) = shared("K9") else { return };
     let scene = Scene::start("respawn", DEV, &[]);
-    let report = report(&reap(&bench, &["--now", "--timeout", "2s"]).expect_code(3));
+    // Keeps the reap waiting long enough for the supervisor to be back before the last look.
+    let stubborn = Scene::start("ignore-term", DEV, &[]);
+    let report = report(&reap(&bench, &["--grace", "2s", "--timeout", "20s"]).expect_code(3));
+    assert!(!alive(stubborn.pid()));
     assert_eq!(report["outcome"], "held");
     let respawned = report["respawned"].as_array().expect("respawned");
     assert!(!respawned.is_empty(), "{report:#}");
@@ -225,8 +285,7 @@ fn k13_others_are_left_alone() {
 
 #[test]
 fn f6_a_process_whose_main_thread_has_ended_is_reaped() {
-    let Some(bench) = bench("F6", &[Device::full()]) else { return };
-    let _daemon = bench.daemon();
+    let Some(bench) = shared("F6") else { return };
     let scene = Scene::start("zombie-leader", DEV, &[]);
     let [tid] = scene.numbers("tids")[..] else { panic!("one thread") };
     reap(&bench, &["--grace", "1s"]).expect_code(0);
@@ -236,8 +295,7 @@ fn f6_a_process_whose_main_thread_has_ended_is_reaped() {
 
 #[test]
 fn f8_all_orphans_are_reaped_in_one_report() {
-    let Some(bench) = bench("F8", &[Device::full()]) else { return };
-    let _daemon = bench.daemon();
+    let Some(bench) = shared("F8") else { return };
     let scene = Scene::start("orphans", DEV, &["126", "3"]);
     bench.expect_truth(&scene, &[]);
     let report = report(&reap(&bench, &["--grace", "5s"]).expect_code(0));
@@ -248,8 +306,7 @@ fn f8_all_orphans_are_reaped_in_one_report() {
 /// K11, and what V7 asks of waiting, seen through reap: it ends when the holder has ended by itself, with one signal.
 #[test]
 fn k11_v7_a_slow_holder_ends_by_itself_within_the_grace_period() {
-    let Some(bench) = bench("K11", &[Device::full()]) else { return };
-    let _daemon = bench.daemon();
+    let Some(bench) = shared("K11") else { return };
     let scene = Scene::start("term-slow", DEV, &["1000"]);
     let begun = std::time::Instant::now();
     let report = report(&reap(&bench, &["--grace", "300s"]).expect_code(0));
@@ -260,7 +317,7 @@ fn k11_v7_a_slow_holder_ends_by_itself_within_the_grace_period() {
 
 #[test]
 fn f14_a_holder_in_a_pid_namespace_is_reaped() {
-    let Some(bench) = bench("F14", &[Device::full()]) else { return };
+    let Some(bench) = shared("F14") else { return };
     let scene = match Scene::try_start("pidns", DEV, &[]) {
         Ok(scene) => scene,
         Err(reason) => return skip("F14", &reason),

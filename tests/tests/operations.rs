@@ -34,7 +34,7 @@ fn every_operation_is_counted_exactly() {
                     let outcome = settle(PATIENCE, || {
                         let seen = bench.holders(&[]);
                         assert_eq!(seen.source, "map", "the daemon's map is read");
-                        let compare = Compare { session: actor.session() };
+                        let compare = Compare { sessions: vec![actor.session()] };
                         let differences = compare.differences(&truth, &seen);
                         (!differences.is_empty()).then_some(differences)
                     });

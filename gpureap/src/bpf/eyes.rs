@@ -19,6 +19,7 @@ use super::{
     handles::{Handles, State},
     load,
     resync::{self, Base},
+    sys::Tasks,
 };
 use crate::{
     clock,
@@ -41,6 +42,14 @@ pub struct KernelEyes {
     proc: PathBuf,
     notes: Vec<String>,
     lineage_swept: OnceCell<()>,
+    /// See [`KernelEyes::one`].
+    skips_threads: bool,
+}
+
+/// Major and minor of a kernel release.
+fn release(text: &str) -> Option<(u32, u32)> {
+    let mut numbers = text.split(|character: char| !character.is_ascii_digit());
+    Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
 }
 
 impl KernelEyes {
@@ -52,6 +61,8 @@ impl KernelEyes {
             proc: config.paths.proc.clone(),
             notes: Vec::new(),
             lineage_swept: OnceCell::new(),
+            skips_threads: release(&rustix::system::uname().release().to_string_lossy())
+                .is_none_or(|version| version < (6, 7)),
         }
     }
 
@@ -106,7 +117,7 @@ impl KernelEyes {
 
     fn records(&self, tgids: &BTreeSet<u32>) -> io::Result<Vec<SweepRecord>> {
         if tgids.len() > CANDIDATES {
-            return self.handles.sweep(None);
+            return self.handles.sweep(Tasks::All);
         }
         let mut records = Vec::new();
         for tgid in tgids {
@@ -115,18 +126,33 @@ impl KernelEyes {
         Ok(records)
     }
 
-    /// One process. Kernels before 6.1 cannot restrict an iterator.
+    /// One process. Kernels before 6.1 cannot restrict an iterator; those before 6.7 leave threads out
+    /// (`task_group_seq_get_next` compared the files of the thread before the one it was about to show), so there each
+    /// thread is asked for by itself.
     fn one(&self, tgid: u32) -> io::Result<Vec<SweepRecord>> {
-        match self.handles.sweep(Some(tgid)) {
+        let mut records = match self.handles.sweep(Tasks::Process(tgid)) {
+            Ok(records) => records,
             // No such process any more: nothing is held.
-            Err(error) if error.raw_os_error() == Some(libc::ESRCH) => Ok(Vec::new()),
+            Err(error) if error.raw_os_error() == Some(libc::ESRCH) => return Ok(Vec::new()),
             Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
-                let mut records = self.handles.sweep(None)?;
+                let mut records = self.handles.sweep(Tasks::All)?;
                 records.retain(|record| record.tgid == tgid);
-                Ok(records)
+                return Ok(records);
             }
-            other => other,
+            Err(error) => return Err(error),
+        };
+        if self.skips_threads {
+            for entry in fs::read_dir(self.proc.join(tgid.to_string()).join("task")).into_iter().flatten().flatten() {
+                let tid = entry.file_name().to_str().and_then(|name| name.parse::<u32>().ok());
+                let Some(tid) = tid.filter(|tid| *tid != tgid) else { continue };
+                match self.handles.sweep(Tasks::Thread(tid)) {
+                    Ok(more) => records.extend(more.into_iter().filter(|record| record.tgid == tgid)),
+                    Err(error) if error.raw_os_error() == Some(libc::ESRCH) => {}
+                    Err(error) => return Err(error),
+                }
+            }
         }
+        Ok(records)
     }
 
     fn assemble(
@@ -199,7 +225,7 @@ impl KernelEyes {
         }
         let state = resync::read_maps(&self.handles).context("read the pinned maps")?;
         let records =
-            if join::needs_sweep(&state) { self.handles.sweep(None)? } else { self.records(&join::to_verify(&state))? };
+            if join::needs_sweep(&state) { self.handles.sweep(Tasks::All)? } else { self.records(&join::to_verify(&state))? };
         let mut holders = join::from_map(&state, &records, &|dev| self.slot_of(dev));
         join::remember(&mut holders, &state.procs);
         let mut open_files = BTreeMap::new();
@@ -232,12 +258,18 @@ impl KernelEyes {
                 return self.assemble(Source::Map, holders, open_files);
             }
         }
-        self.resync()?;
-        self.swept_view(Source::Map)
+        if !healed {
+            self.resync()?;
+        }
+        let (records, _) = resync::refresh_candidates(&self.handles, &|dev| self.slot_of(dev))?;
+        let mut holders = join::from_sweep(&records, &|dev| self.slot_of(dev));
+        join::remember(&mut holders, &self.handles.procs()?.into_iter().collect());
+        let open_files = join::files_in_sweep(&records, &|dev| self.slot_of(dev));
+        self.assemble(Source::Map, holders, open_files)
     }
 
     fn swept_view(&self, source: Source) -> anyhow::Result<View> {
-        let records = self.handles.sweep(None).context("sweep")?;
+        let records = self.handles.sweep(Tasks::All).context("sweep")?;
         let slot_of = |dev| self.slot_of(dev);
         let mut holders = join::from_sweep(&records, &slot_of);
         let mut open_files = join::files_in_sweep(&records, &slot_of);
@@ -352,4 +384,17 @@ pub fn from_pins(config: &Config, devices: &Devices) -> anyhow::Result<Result<Ke
         }
     }
     Ok(Err(notes))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::release;
+
+    #[test]
+    fn kernel_releases_are_compared_as_numbers() {
+        assert_eq!(release("6.1.0-57-cloud-amd64"), Some((6, 1)));
+        assert_eq!(release("6.12.118+deb13"), Some((6, 12)));
+        assert!(release("6.12").unwrap() > release("6.7").unwrap());
+        assert_eq!(release("unknown"), None);
+    }
 }

@@ -14,7 +14,7 @@ use gpureap_common::{
     sweep::SweepRecord,
 };
 
-use super::sys;
+use super::sys::{self, Tasks};
 
 /// Names of the maps that are pinned, with the sizes of key and value that this build reads.
 pub const MAPS: &[(&str, usize, usize)] = &[
@@ -243,17 +243,17 @@ impl Handles {
             .sum()
     }
 
-    /// Runs the iterators over all tasks, or over one process.
-    pub fn sweep(&self, tgid: Option<u32>) -> io::Result<Vec<SweepRecord>> {
-        let mut records = sys::iterate(self.programs.sweep_fds.as_fd(), tgid)?;
+    /// Descriptors and mappings of these tasks.
+    pub fn sweep(&self, tasks: Tasks) -> io::Result<Vec<SweepRecord>> {
+        let mut records = sys::iterate(self.programs.sweep_fds.as_fd(), tasks)?;
         if let Some(program) = &self.programs.sweep_maps {
-            records.extend(sys::iterate::<SweepRecord>(program.as_fd(), tgid)?);
+            records.extend(sys::iterate::<SweepRecord>(program.as_fd(), tasks)?);
         }
         Ok(records)
     }
 
     pub fn sweep_lineage(&self) -> io::Result<()> {
-        sys::iterate::<SweepRecord>(self.programs.sweep_lineage.as_fd(), None).map(drop)
+        sys::iterate::<SweepRecord>(self.programs.sweep_lineage.as_fd(), Tasks::All).map(drop)
     }
 
     pub fn fix(&self, arguments: &[u64]) -> io::Result<u32> {

@@ -2,7 +2,7 @@
 
 use std::{
     fs::File,
-    os::fd::AsFd as _,
+    os::{fd::AsFd as _, unix::fs::MetadataExt as _},
     path::{Path, PathBuf},
 };
 
@@ -26,7 +26,7 @@ use crate::{
     config::Config,
     error::Failure,
     gpu::devices::Devices,
-    kernel::{btf::Btf, offsets::Offsets},
+    kernel::{btf::Btf, offsets::Offsets, rights},
     model::Backend,
 };
 
@@ -120,7 +120,7 @@ impl Loaded {
         for program in ITERATORS {
             match self.load_one(program) {
                 Ok(()) => {}
-                // Before 6.1 there is no task_vma: mappings are then read from /proc of known processes.
+                // Before 6.1 there is no task_vma, and mappings are out of sight.
                 Err(_) if program.name == "sweep_maps" && !self.btf.has_function("bpf_iter_task_vma") => {}
                 Err(error) => return Err(explain_program(program, &error)),
             }
@@ -228,7 +228,7 @@ fn attach_first(
     let cgroup_root = cgroup2_root(&config.paths.proc);
     let mut attached = loaded
         .attach(object::COMMON, dir, cgroup_root.as_deref())
-        .map_err(|error| Failure::unsupported(format!("no probe set runs on this kernel ({error:#})")))?;
+        .map_err(|error| explain_common(&error))?;
     let mut refusals = Vec::new();
     for &backend in order {
         // A set that is refused has counted nothing: what puts files into the map is attached last.
@@ -251,13 +251,22 @@ fn attach_first(
                 for program in object::set(backend) {
                     super::pins::remove_program(dir, program.name);
                 }
-                refusals.push(Refusal { backend, reason: format!("{error:#}") });
+                refusals.push(Refusal { backend, reason: refusal(&error) });
             }
         }
     }
     let reasons: Vec<String> =
-        refusals.iter().map(|refusal| format!("{}: {}", name(refusal.backend), refusal.reason)).collect();
-    Err(Failure::unsupported(format!("no probe set runs on this kernel ({})", reasons.join("; "))).into())
+        refusals.iter().map(|refusal| format!("`{}`: {}", name(refusal.backend), refusal.reason)).collect();
+    let lacking = rights::lacking();
+    if !lacking.is_empty() {
+        return Err(Failure::not_permitted(format!(
+            "this needs root with {}, which this process lacks ({})",
+            lacking.join(", "),
+            reasons.join("; ")
+        ))
+        .into());
+    }
+    Err(Failure::unsupported(format!("no probe set runs on this kernel: {}", reasons.join("; "))).into())
 }
 
 /// Fills `MAJORS` and `DEVICES`. Entries are added before old ones go, so that a reload of the driver loses no open.
@@ -283,13 +292,15 @@ pub fn set_devices(maps: &Maps, devices: &Devices) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Where the cgroup2 hierarchy is mounted.
+/// Where the root of the cgroup2 hierarchy is mounted. In a cgroup namespace the mount shows a part of it, and a program
+/// there would see the opens of that part alone; the real root is inode 1 of its kernfs.
 pub fn cgroup2_root(proc_root: &Path) -> Option<PathBuf> {
     let mounts = std::fs::read_to_string(proc_root.join("self/mounts")).ok()?;
     mounts.lines().find_map(|line| {
         let mut fields = line.split(' ');
         let (_, at, kind) = (fields.next()?, fields.next()?, fields.next()?);
-        (kind == "cgroup2").then(|| PathBuf::from(at.replace("\\040", " ")))
+        let at = (kind == "cgroup2").then(|| PathBuf::from(at.replace("\\040", " ")))?;
+        (std::fs::metadata(&at).ok()?.ino() == 1).then_some(at)
     })
 }
 
@@ -336,6 +347,16 @@ fn describe(program: &Program) -> String {
     }
 }
 
+/// Why a set is refused, in words that say what the kernel lacks.
+fn refusal(error: &anyhow::Error) -> String {
+    let text = format!("{error:#}");
+    if text.contains("event_source/devices/kprobe") {
+        return "this kernel has no kprobes (CONFIG_KPROBES, CONFIG_KPROBE_EVENTS)".to_owned();
+    }
+    // A verifier's log may follow; the first line says it.
+    text.lines().next().unwrap_or_default().trim_end_matches(['.', ' ', ':']).to_owned()
+}
+
 /// Failures that no other probe set would cure.
 fn explain_load(error: &aya::EbpfError) -> anyhow::Error {
     let text = chain(error);
@@ -344,6 +365,15 @@ fn explain_load(error: &aya::EbpfError) -> anyhow::Error {
             .into();
     }
     Failure::unsupported(format!("the kernel does not take gpureap's maps ({text})")).into()
+}
+
+fn explain_common(error: &anyhow::Error) -> anyhow::Error {
+    let lacking = rights::lacking();
+    if lacking.is_empty() {
+        return Failure::unsupported(format!("no probe set runs on this kernel: {}", refusal(error))).into();
+    }
+    let lacking = lacking.join(", ");
+    Failure::not_permitted(format!("this needs root with {lacking}, which this process lacks ({})", refusal(error))).into()
 }
 
 fn explain_program(program: &Program, error: &ProgramError) -> anyhow::Error {
@@ -379,7 +409,7 @@ fn chain(error: &(dyn std::error::Error + 'static)) -> String {
     while let Some(current) = cause {
         let text = current.to_string();
         let line = text.lines().rfind(|line| !line.trim().is_empty()).unwrap_or("").trim().to_owned();
-        if parts.last() != Some(&line) {
+        if !parts.iter().any(|part: &String| part.contains(&line)) {
             parts.push(line);
         }
         cause = current.source();

@@ -16,6 +16,7 @@ use crate::{
     config::Config,
     error::Failure,
     gpu::devices::Devices,
+    kernel::rights,
     model::Source,
 };
 
@@ -27,6 +28,7 @@ pub fn open_eyes(
     devices: &Devices,
     source: Option<Source>,
 ) -> anyhow::Result<(eyes::KernelEyes, Devices)> {
+    rights::require_host_pids()?;
     let mut notes = Vec::new();
     if source != Some(Source::Snapshot) {
         match eyes::from_pins(config, devices) {
@@ -36,6 +38,7 @@ pub fn open_eyes(
             }
             Ok(Err(unreadable)) => notes = unreadable,
             // Pins are root's; without rights there may still be other sources.
+            Err(error) if source == Some(Source::Map) => return Err(error),
             Err(error) => notes.push(format!("{error:#}")),
         }
         if source == Some(Source::Map) {
@@ -47,10 +50,10 @@ pub fn open_eyes(
     Ok((eyes::KernelEyes::new(handles, devices.clone(), None, config).with_notes(notes), devices.clone()))
 }
 
-/// A failed step on the pin directory, as a sentence with the right exit code.
-fn handles_error(path: &std::path::Path, error: std::io::Error) -> anyhow::Error {
+/// A failed step on a directory of ours, as a sentence with the right exit code.
+pub(crate) fn denied_or(path: &std::path::Path, error: std::io::Error) -> anyhow::Error {
     if error.kind() == std::io::ErrorKind::PermissionDenied {
-        return Failure::not_permitted(format!("{} cannot be written: run as root", path.display())).into();
+        return Failure::not_permitted(format!("{}: permission denied, run as root", path.display())).into();
     }
-    anyhow::Error::from(error).context(format!("create {}", path.display()))
+    anyhow::Error::from(error).context(path.display().to_string())
 }

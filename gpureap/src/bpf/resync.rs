@@ -6,11 +6,12 @@ use anyhow::Context as _;
 use gpureap_common::{
     fix,
     record::{Meta, ProcKey, backend, proc_flag},
+    sweep::SweepRecord,
 };
 
 use super::{
     handles::{Handles, State},
-    sys,
+    sys::{self, Tasks},
 };
 use crate::{
     clock,
@@ -69,7 +70,7 @@ fn correct(handles: &Handles, slot_of: SlotOf<'_>) -> anyhow::Result<Outcome> {
     let mut outcome = Outcome::default();
     for _ in 0..ROUNDS {
         let before = read_maps(handles)?;
-        let records = handles.sweep(None).context("sweep")?;
+        let records = handles.sweep(Tasks::All).context("sweep")?;
         let after = read_maps(handles)?;
         let Round { fixes, pending } = resync.round(&before, &records, &after, slot_of);
         let mut changed = 0;
@@ -90,18 +91,24 @@ fn correct(handles: &Handles, slot_of: SlotOf<'_>) -> anyhow::Result<Outcome> {
 
 /// The gate counts nothing: a sweep finds the holders, which become candidates.
 fn note_candidates(handles: &Handles, slot_of: SlotOf<'_>) -> anyhow::Result<Outcome> {
+    let (_, corrections) = refresh_candidates(handles, slot_of)?;
+    Ok(Outcome { corrections, pending: 0 })
+}
+
+/// A sweep whose records are also what the next read is measured against.
+pub fn refresh_candidates(handles: &Handles, slot_of: SlotOf<'_>) -> anyhow::Result<(Vec<SweepRecord>, usize)> {
     let base = Base::begin(handles)?;
-    let records = handles.sweep(None).context("sweep")?;
-    let mut resync = Resync::default();
+    let records = handles.sweep(Tasks::All).context("sweep")?;
     let state = MapState { procs: handles.procs()?.into_iter().collect(), ..MapState::default() };
     let mut corrections = 0;
-    for fix in resync.round(&state, &records, &state, slot_of).fixes {
+    for fix in Resync::default().round(&state, &records, &state, slot_of).fixes {
         if matches!(fix, Fix::Mark { .. }) && apply(handles, &fix)? {
             corrections += 1;
         }
     }
     base.end(handles, crate::track::join::files_in_sweep(&records, slot_of).values().sum())?;
-    Ok(Outcome { corrections, pending: 0 })
+    handles.maps.set_state(State::Swept, clock::boottime_ns())?;
+    Ok((records, corrections))
 }
 
 /// Notes that a process has mapped a device.

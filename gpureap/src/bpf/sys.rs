@@ -107,16 +107,32 @@ pub fn link_cgroup_device(program: BorrowedFd<'_>, cgroup: BorrowedFd<'_>) -> io
     bpf(command::LINK_CREATE, &mut attributes).map(owned)
 }
 
-/// Runs an iterator program to its end and returns its records: over all tasks, or over those of one process.
-pub fn iterate<T: Pod>(program: BorrowedFd<'_>, tgid: Option<u32>) -> io::Result<Vec<T>> {
-    let target = TaskTarget { tid: 0, pid: tgid.unwrap_or(0), pidfd: 0, _pad: 0 };
+/// Which tasks an iterator visits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Tasks {
+    All,
+    /// The threads of one process (since 6.1).
+    Process(u32),
+    /// One thread (since 6.1).
+    Thread(u32),
+}
+
+/// Runs an iterator program to its end and returns its records.
+pub fn iterate<T: Pod>(program: BorrowedFd<'_>, tasks: Tasks) -> io::Result<Vec<T>> {
+    let (tid, pid) = match tasks {
+        Tasks::All => (0, 0),
+        Tasks::Process(tgid) => (0, tgid),
+        Tasks::Thread(tid) => (tid, 0),
+    };
+    let restricted = tasks != Tasks::All;
+    let target = TaskTarget { tid, pid, pidfd: 0, _pad: 0 };
     let mut attributes = LinkCreate {
         prog: program.as_raw_fd() as u32,
         target: 0,
         attach_type: TRACE_ITER,
         flags: 0,
-        iter_info: if tgid.is_some() { (&raw const target) as u64 } else { 0 },
-        iter_info_len: if tgid.is_some() { size_of::<TaskTarget>() as u32 } else { 0 },
+        iter_info: if restricted { (&raw const target) as u64 } else { 0 },
+        iter_info_len: if restricted { size_of::<TaskTarget>() as u32 } else { 0 },
         _pad: 0,
     };
     let link = owned(bpf(command::LINK_CREATE, &mut attributes)?);

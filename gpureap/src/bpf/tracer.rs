@@ -2,13 +2,15 @@
 
 use std::{
     collections::BTreeSet,
-    fs,
+    fs::{self, File},
+    os::fd::AsFd as _,
     path::{Path, PathBuf},
 };
 
 use anyhow::Context as _;
 use aya::maps::{Map, MapData, RingBuf};
 use gpureap_common::abi::ABI_VERSION;
+use rustix::fs::{FlockOperation, flock};
 
 use super::{
     eyes::KernelEyes,
@@ -16,9 +18,9 @@ use super::{
     load::{self, Refusal},
     object::{self, When},
     pins::{self, Set},
-    resync,
+    resync, sys,
 };
-use crate::{config::Config, gpu::devices::Devices, model::Backend};
+use crate::{config::Config, error::Failure, gpu::devices::Devices, kernel::rights, model::Backend};
 
 /// Keeps the programs attached; dropped, it removes the pins unless told to keep them.
 #[derive(Debug)]
@@ -32,14 +34,30 @@ pub struct Tracer {
     pub notes: Vec<String>,
     dir: PathBuf,
     keep: bool,
+    /// One tracer per pin directory; the lock goes with the process.
+    _lock: File,
 }
 
 impl Tracer {
     /// Adopts pins of this very build, or attaches anew beside what is there and then removes the old.
     pub fn start(config: &Config, devices: &Devices) -> anyhow::Result<Self> {
+        rights::require_host_pids()?;
         let root = &config.paths.pin;
         pins::check_root(root)?;
-        fs::create_dir_all(root).map_err(|error| super::handles_error(root, error))?;
+        fs::create_dir_all(root).map_err(|error| super::denied_or(root, error))?;
+        let started = Self::start_in(root, config, devices);
+        if started.is_err() {
+            // Gone only if nothing is left in it.
+            fs::remove_dir(root).ok();
+        }
+        started
+    }
+
+    fn start_in(root: &Path, config: &Config, devices: &Devices) -> anyhow::Result<Self> {
+        let lock = File::open(root).map_err(|error| super::denied_or(root, error))?;
+        if flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err() {
+            return Err(Failure::unsupported(format!("another gpureap traces with the pins in {}", root.display())).into());
+        }
         let unfinished = pins::unfinished(root);
         pins::remove(&unfinished);
         let (sets, others) = pins::list(root).with_context(|| format!("read {}", root.display()))?;
@@ -61,6 +79,7 @@ impl Tracer {
                         notes,
                         dir: set.dir.clone(),
                         keep: false,
+                        _lock: lock,
                     });
                 }
                 Err(error) => notes.push(format!("pins in {} are not adopted: {error:#}", set.dir.display())),
@@ -83,6 +102,7 @@ impl Tracer {
             notes,
             dir: unfinished.clone(),
             keep: false,
+            _lock: lock,
         };
         // Attached first, now the snapshot.
         let outcome = started.resync()?;
@@ -116,6 +136,19 @@ impl Tracer {
     /// The driver was reloaded: its majors may have changed. Devices that stay keep their slots.
     pub fn set_devices(&mut self, devices: &Devices) -> anyhow::Result<()> {
         self.eyes.set_devices(devices)
+    }
+
+    /// Fails when somebody has taken the pins away: then nothing is attached any more.
+    pub fn check(&self) -> anyhow::Result<()> {
+        let present = fs::read_dir(self.dir.join(LINKS)).map_or(0, Iterator::count);
+        let expected = self.eyes.handles().programs.attached.len();
+        anyhow::ensure!(
+            present >= expected,
+            "{} of {expected} pinned links in {} are gone: nothing is traced any more",
+            expected - present,
+            self.dir.display()
+        );
+        Ok(())
     }
 
     /// Leaves the programs attached when this is dropped: the next daemon adopts them.
@@ -152,6 +185,17 @@ fn adopt(set: &Set, config: &Config, devices: &Devices) -> anyhow::Result<Kernel
         .filter(|name| !links.contains(*name))
         .collect();
     anyhow::ensure!(missing.is_empty(), "{} not attached", missing.join(", "));
+    let sizes = &config.maps;
+    for (map, wanted, name) in [
+        (&handles.maps.files, sizes.files, "files"),
+        (&handles.maps.tables, sizes.tables, "tables"),
+        (&handles.maps.holders, sizes.holders, "holders"),
+        (&handles.maps.procs, sizes.procs, "procs"),
+        (&handles.maps.lineage, sizes.lineage, "lineage"),
+    ] {
+        let has = sys::map_shape(map.as_fd())?.max_entries;
+        anyhow::ensure!(has == wanted, "maps.{name} was {has} and is now {wanted}");
+    }
     let mut eyes = KernelEyes::new(handles, devices.clone(), Some(set.backend), config);
     eyes.set_devices(devices)?;
     eyes.resync()?;

@@ -2,3 +2,4 @@
 
 pub mod btf;
 pub mod offsets;
+pub mod rights;

@@ -3,6 +3,9 @@
 /// `PF_KTHREAD`, include/linux/sched.h.
 const KERNEL_THREAD: u64 = 0x0020_0000;
 
+/// `PF_EXITING`, include/linux/sched.h: the task will never run in user space again.
+const EXITING: u64 = 0x4;
+
 /// The fields of /proc/PID/stat that matter here.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Stat {
@@ -16,6 +19,8 @@ pub struct Stat {
     /// Since boot, in clock ticks.
     pub start_ticks: u64,
     pub kernel_thread: bool,
+    /// This task (not its other threads) is on its way out; a driver may still be releasing what it held.
+    pub exiting: bool,
 }
 
 impl Stat {
@@ -38,6 +43,7 @@ impl Stat {
             threads: small(17)?,
             start_ticks: number(19)?,
             kernel_thread: number(6)? & KERNEL_THREAD != 0,
+            exiting: number(6)? & EXITING != 0,
         })
     }
 

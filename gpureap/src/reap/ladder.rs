@@ -16,10 +16,9 @@ use crate::model::{Eyes, Holder, ProcKey, Slot};
 const LOOK_MIN: u64 = 1_000_000;
 const LOOK_MAX: u64 = 20_000_000;
 
-/// An exit closes the files first. A process that was seen to hold nothing after its signal gets this long to turn out to
-/// be exiting before it counts as one that let go and lives on; longer when SIGKILL leaves it no choice.
+/// A process that closed its devices by itself after SIGTERM gets this long to end by itself before it counts as one
+/// that let go and lives on. After SIGKILL only the exit counts.
 const EXIT_AFTER_CLOSE: u64 = 50_000_000;
-const EXIT_AFTER_KILL: u64 = 500_000_000;
 
 #[derive(Clone, Copy, Debug)]
 pub struct Rungs {
@@ -72,6 +71,9 @@ pub struct Fate {
     pub holds: BTreeSet<Slot>,
     /// Wait status.
     pub status: Option<u32>,
+    /// It was still on its way out when the time was up: its tables are gone, but the driver has not released what was
+    /// in them.
+    pub exiting: bool,
 }
 
 impl Fate {
@@ -168,6 +170,7 @@ impl Ladder<'_> {
             closed_ns: BTreeMap::new(),
             holds: row.slots.clone(),
             status: None,
+            exiting: false,
         };
         let mut climber = Climber { fate, handle: None, opened: None };
         let opened = self.signaller.open(row.key);
@@ -192,6 +195,8 @@ impl Ladder<'_> {
         let answer = self.eyes.look_at(climber.fate.key.tgid);
         let now = self.signaller.now_ns();
         match answer {
+            // An exit takes the tables down first; what was in them is free only when the exit is complete.
+            Ok(_) if !climber.fate.sent.is_empty() && climber.handle.is_some_and(|h| self.signaller.exiting(h)) => {}
             Ok(holder) => {
                 climber.seen(holder.as_ref(), now);
                 if climber.fate.holds.is_empty() && climber.fate.sent.is_empty() {
@@ -246,8 +251,9 @@ impl Ladder<'_> {
             if last || now >= look_at {
                 for climber in climbers.iter_mut().filter(|climber| climber.handle.is_some()) {
                     self.look(climber);
-                    let time = if killed { EXIT_AFTER_KILL } else { EXIT_AFTER_CLOSE };
-                    if climber.fate.all_closed_ns().is_some_and(|closed| last || now >= closed + time) {
+                    climber.fate.exiting = last && climber.handle.is_some_and(|h| self.signaller.exiting(h));
+                    let alone = !killed && !climber.fate.exiting;
+                    if alone && climber.fate.all_closed_ns().is_some_and(|closed| last || now >= closed + EXIT_AFTER_CLOSE) {
                         climber.end(End::Released);
                     }
                 }

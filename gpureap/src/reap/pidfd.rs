@@ -18,7 +18,8 @@ const NANOS: u64 = 1_000_000_000;
 
 #[derive(Debug)]
 pub struct Pidfds {
-    open: Vec<OwnedFd>,
+    /// With their pids.
+    open: Vec<(OwnedFd, u32)>,
 }
 
 impl Pidfds {
@@ -69,7 +70,7 @@ impl Signaller for Pidfds {
         if !stat.started_at(key.start_ns) {
             return Ok(Opened::Reused);
         }
-        self.open.push(pidfd);
+        self.open.push((pidfd, key.tgid));
         Ok(Opened::Here(Handle(self.open.len() - 1)))
     }
 
@@ -78,7 +79,7 @@ impl Signaller for Pidfds {
             Signal::Term => process::Signal::TERM,
             Signal::Kill => process::Signal::KILL,
         };
-        match process::pidfd_send_signal(self.open[handle.0].as_fd(), signal) {
+        match process::pidfd_send_signal(self.open[handle.0].0.as_fd(), signal) {
             Ok(()) => Ok(Delivery::Delivered),
             Err(Errno::SRCH) => Ok(Delivery::Gone),
             Err(Errno::PERM) => Ok(Delivery::NotPermitted),
@@ -88,7 +89,7 @@ impl Signaller for Pidfds {
 
     fn wait(&mut self, handles: &[Handle], until_ns: u64) -> io::Result<Vec<Handle>> {
         let mut fds: Vec<PollFd<'_>> =
-            handles.iter().map(|handle| PollFd::new(&self.open[handle.0], PollFlags::IN)).collect();
+            handles.iter().map(|handle| PollFd::new(&self.open[handle.0].0, PollFlags::IN)).collect();
         loop {
             let left = until_ns.saturating_sub(self.now_ns());
             let timeout = Timespec { tv_sec: (left / NANOS) as i64, tv_nsec: (left % NANOS) as i64 };
@@ -101,8 +102,17 @@ impl Signaller for Pidfds {
         Ok(handles.iter().zip(&fds).filter(|(_, fd)| !fd.revents().is_empty()).map(|(handle, _)| *handle).collect())
     }
 
+    fn exiting(&self, handle: Handle) -> bool {
+        // The pid stays this process's until it has been collected, and then the directory is gone.
+        let Ok(tasks) = fs::read_dir(format!("/proc/{}/task", self.open[handle.0].1)) else { return true };
+        tasks.flatten().all(|task| {
+            let stat = fs::read(task.path().join("stat"));
+            stat.ok().and_then(|stat| Stat::parse(&stat)).is_none_or(|stat| stat.exiting)
+        })
+    }
+
     fn exit_status(&self, handle: Handle) -> Option<u32> {
-        exit_info(&self.open[handle.0])
+        exit_info(&self.open[handle.0].0)
     }
 }
 

@@ -266,7 +266,7 @@ impl Parts<'_> {
     }
 
     fn fate(&self, row: &Row, fate: &Fate, stuck: Option<Stuck>) -> Process {
-        let Fate { key: _, end, sent, exited_ns, closed_ns, holds: _, status } = fate;
+        let Fate { key: _, end, sent, exited_ns, closed_ns, holds: _, status, exiting: _ } = fate;
         let (result, reason) = match end {
             End::Vanished => (Ending::Vanished, None),
             End::PidReused => (Ending::PidReused, None),

@@ -84,7 +84,8 @@ impl Proof {
 /// The sweep has the last word: a process that let go at the very end is released, one that took the device again has
 /// survived. Opens between the last look and the sweep are thereby seen.
 pub fn settle(fates: &mut [Fate], proof: &Proof, policy: &Policy, now_ns: u64) {
-    for fate in fates {
+    // No sweep sees what a process on its way out still has in the driver's hands.
+    for fate in fates.iter_mut().filter(|fate| !fate.exiting) {
         let holds = proof.holds(fate.key, policy);
         let let_go: Vec<Slot> = fate.holds.difference(&holds).copied().collect();
         for slot in let_go {

@@ -196,6 +196,12 @@ impl Signaller for World {
         self.0.borrow().now
     }
 
+    fn exiting(&self, handle: Handle) -> bool {
+        // One that closes by itself first is not exiting yet.
+        let (state, pid) = (self.0.borrow(), handle.0 as u32);
+        state.exits.contains_key(&pid) && !state.closes.iter().any(|(closer, ..)| *closer == pid)
+    }
+
     fn open(&mut self, key: ProcKey) -> io::Result<Opened> {
         let mut state = self.0.borrow_mut();
         let now = state.now;

@@ -53,10 +53,18 @@ fn note_how(holder: &mut Holder, record: &SweepRecord) {
     }
 }
 
-/// A table is shown once per process that uses it, and once per thread when its leader has exited.
+/// A table is shown once per process that uses it, and once per thread when its leader has exited; so is an address
+/// space, which all threads share: the first thread of a process stands for it.
 fn distinct(records: &[SweepRecord]) -> impl Iterator<Item = &SweepRecord> {
     let mut seen = HashSet::new();
-    records.iter().filter(move |record| record.fd == MAPPING || seen.insert((record.tgid, record.table, record.fd)))
+    let mut mappers = HashMap::new();
+    records.iter().filter(move |record| {
+        if record.fd == MAPPING {
+            *mappers.entry(record.tgid).or_insert(record.tid) == record.tid
+        } else {
+            seen.insert((record.tgid, record.table, record.fd))
+        }
+    })
 }
 
 /// Holders as a sweep sees them: the truth for descriptors and mappings.
@@ -106,7 +114,7 @@ pub fn files_in_sweep(records: &[SweepRecord], slot_of: SlotOf<'_>) -> BTreeMap<
 /// system call under way.
 pub fn has_unseen_references(records: &[SweepRecord]) -> bool {
     let mut files: HashMap<u64, (i64, HashSet<(u64, u32)>, i64)> = HashMap::new();
-    for record in records {
+    for record in distinct(records) {
         let (refs, descriptors, maps) = files.entry(record.file).or_insert_with(|| (i64::MIN, HashSet::new(), 0));
         *refs = (*refs).max(record.refs);
         if record.fd == MAPPING {
@@ -301,6 +309,20 @@ mod tests {
         assert_eq!((holder.usage[&0].fds, holder.usage[&0].maps), (2, 1));
         assert_eq!(holder.private_tids, BTreeSet::from([9]));
         assert!(holder.how.contains(&How::PrivateFdTable) && holder.how.contains(&How::Map));
+    }
+
+    #[test]
+    fn an_address_space_shown_by_several_threads_counts_once() {
+        let records = [
+            record(7, 8, 0, MAPPING, 0xa),
+            record(7, 8, 0, MAPPING, 0xb),
+            record(7, 9, 0, MAPPING, 0xa),
+            record(7, 9, 0, MAPPING, 0xb),
+        ];
+        assert_eq!(from_sweep(&records, &slot_of)[&ProcKey::new(7, 70)].usage[&0].maps, 2);
+        assert!(!has_unseen_references(&records));
+        let more = records.map(|record| SweepRecord { refs: 2, ..record });
+        assert!(has_unseen_references(&more), "two threads that show one mapping do not hide a second reference");
     }
 
     #[test]

@@ -91,6 +91,22 @@ pub fn parse(devices: &Value) -> BTreeMap<String, Truth> {
     devices.iter().map(|(device, value)| (device.clone(), truth(value))).collect()
 }
 
+/// What is true of several actors at once; none of them knows a process of another.
+pub fn sum(truths: &[&BTreeMap<String, Truth>]) -> BTreeMap<String, Truth> {
+    let mut sum: BTreeMap<String, Truth> = BTreeMap::new();
+    for (device, truth) in truths.iter().copied().flatten() {
+        let total = sum.entry(device.clone()).or_default();
+        for (pid, counts) in &truth.procs {
+            let before = total.procs.insert(*pid, *counts);
+            assert_eq!(before, None, "process {pid} belongs to one actor");
+        }
+        total.files += truth.files;
+        total.in_flight += truth.in_flight;
+        total.io_uring += truth.io_uring;
+    }
+    sum
+}
+
 /// `major:minor` of a device number.
 pub fn key(device: u64) -> String {
     format!("{}:{}", libc::major(device), libc::minor(device))
@@ -131,5 +147,21 @@ impl Stage {
     pub fn at_all<'a>(&self, step: &str, truths: impl IntoIterator<Item = (&'a str, &'a Truth)>) {
         say(&json!({"step": step, "devices": devices(truths)}));
         sys::wait_byte(0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn truths_add_up_by_device() {
+        let of = |device: &str, truth: Truth| BTreeMap::from([(device.to_owned(), truth)]);
+        let (one, two) = (Truth::files(2).fds(1, 1).in_flight(1), Truth::files(3).maps(2, 2).in_flight(1).io_uring(1));
+        let both = Truth::files(5).fds(1, 1).maps(2, 2).in_flight(2).io_uring(1);
+        let mut expected = of("1:5", both);
+        expected.extend(of("1:7", Truth::files(1).fds(3, 1)));
+        let other = of("1:7", Truth::files(1).fds(3, 1));
+        assert_eq!(sum(&[&of("1:5", one), &of("1:5", two), &other]), expected);
     }
 }

@@ -9,7 +9,7 @@ use std::{
 use serde_json::Value;
 use tempfile::TempDir;
 
-use super::{PATIENCE, program};
+use super::{PATIENCE, proc::living, program, settle};
 use crate::actor::{
     sys::{self, Pid},
     truth::{self, Truth},
@@ -25,7 +25,7 @@ pub enum Said {
     Done,
 }
 
-/// A running actor; its whole session dies with this.
+/// A running actor; its whole session dies with this, and holds nothing any more afterwards.
 pub struct Actor {
     name: String,
     child: Child,
@@ -116,6 +116,11 @@ impl Drop for Actor {
         let killed = self.child.kill().and_then(|()| self.child.wait());
         if let Err(error) = killed {
             eprintln!("actor {}: {error}", self.name);
+        }
+        let session = self.session();
+        let ended = settle(PATIENCE / 4, || Some(living(session)).filter(|left| !left.is_empty()));
+        if let Err(left) = ended {
+            eprintln!("actor {}: {left:?} do not end", self.name);
         }
     }
 }

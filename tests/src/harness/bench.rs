@@ -1,7 +1,6 @@
 //! A place with its own configuration, pins, journal and socket, in which gpureap runs.
 use std::{
     fmt::Write as _,
-    fs::File,
     path::{Path, PathBuf},
     process::{Child, Command, ExitStatus, Stdio},
     time::{Duration, Instant},
@@ -10,8 +9,8 @@ use std::{
 use serde_json::Value;
 use tempfile::TempDir;
 
-use super::{Compare, Daemon, PATIENCE, Scene, Seen, program, settle};
-use crate::actor::sys;
+use super::{Compare, Daemon, PATIENCE, Scene, Seen, program, settle, shared::Turn};
+use crate::actor::{sys, truth};
 
 /// A character device that counts as a GPU.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -76,29 +75,25 @@ impl Output {
     }
 }
 
-/// One test at a time on the whole host: the devices are the host's.
-fn alone() -> File {
-    let path = std::env::temp_dir().join("gpureap-tests.lock");
-    let file = File::create(path).expect("the lock file of the tests");
-    file.lock().expect("the lock of the tests");
-    file
-}
-
 pub struct Bench {
     place: TempDir,
     pub devices: Vec<Device>,
     pub backend: String,
     mounted: bool,
-    _alone: File,
+    _turn: Option<Turn>,
 }
 
 impl Bench {
     pub fn new(devices: &[Device]) -> Self {
+        Self::in_turn(devices, Some(Turn::wait()))
+    }
+
+    /// Without a turn it is for whoever has one.
+    pub(super) fn in_turn(devices: &[Device], turn: Option<Turn>) -> Self {
         assert!(sys::is_root(), "the kernel tests need root");
-        let alone = alone();
         let place = tempfile::Builder::new().prefix("gpureap-test-").tempdir().expect("a directory");
         let backend = std::env::var("GPUREAP_TEST_BACKEND").unwrap_or_else(|_| "gate".to_owned());
-        let mut bench = Self { place, devices: devices.to_vec(), backend, mounted: false, _alone: alone };
+        let mut bench = Self { place, devices: devices.to_vec(), backend, mounted: false, _turn: turn };
         for name in ["bpf", "run", "state"] {
             std::fs::create_dir(bench.path(name)).expect("a directory");
         }
@@ -157,11 +152,18 @@ impl Bench {
     /// Waits until `holders` shows the truth; panics with what differs.
     #[track_caller]
     pub fn expect_truth(&self, scene: &Scene, rest: &[&str]) -> Seen {
+        self.expect_truths(std::slice::from_ref(scene), rest)
+    }
+
+    /// As [`Bench::expect_truth`], of several scenes at once.
+    #[track_caller]
+    pub fn expect_truths(&self, scenes: &[Scene], rest: &[&str]) -> Seen {
         let mut last = None;
-        let compare = Compare { session: scene.actor.session() };
+        let compare = Compare { sessions: scenes.iter().map(|scene| scene.actor.session()).collect() };
+        let truth = truth::sum(&scenes.iter().map(|scene| &scene.truth).collect::<Vec<_>>());
         let outcome = settle(PATIENCE / 4, || {
             let seen = self.holders(rest);
-            let wrong = compare.differences(&scene.truth, &seen);
+            let wrong = compare.differences(&truth, &seen);
             let backend = &seen.backend;
             let wrong = (!wrong.is_empty()).then(|| format!("{} {backend}:\n{}", seen.source, wrong.join("\n")));
             last = Some(seen);
@@ -172,7 +174,7 @@ impl Bench {
         seen
     }
 
-    pub fn daemon(&self) -> Daemon<'_> {
+    pub fn daemon(&self) -> Daemon<&Self> {
         Daemon::start(self)
     }
 }

@@ -91,10 +91,10 @@ impl Seen {
     }
 }
 
-/// A comparison for one actor.
+/// A comparison for some actors.
 pub struct Compare {
-    /// The actor's session: other processes of the host may hold the same device, and are no mistake.
-    pub session: Pid,
+    /// The actors' sessions: other processes of the host may hold the same device, and are no mistake.
+    pub sessions: Vec<Pid>,
 }
 
 impl Compare {
@@ -127,7 +127,7 @@ impl Compare {
                 continue;
             }
             match sys::session(*pid) {
-                Some(session) if session != self.session => foreign = true,
+                Some(session) if !self.sessions.contains(&session) => foreign = true,
                 state => wrong.push(format!(
                     "{device}: process {pid}{} holds nothing, seen {} fds and {} maps",
                     if state.is_none() { ", which has ended," } else { "" },
@@ -162,8 +162,7 @@ mod tests {
 
     use super::*;
 
-    /// A session that no process is in, so that nobody is foreign who has ended.
-    const COMPARE: Compare = Compare { session: 0 };
+    const COMPARE: Compare = Compare { sessions: Vec::new() };
     /// A pid beyond the kernel's limit.
     const GONE: Pid = 1 << 30;
 

@@ -1,5 +1,6 @@
 //! A running `gpureap daemon`.
 use std::{
+    borrow::Borrow,
     fs::File,
     os::unix::net::UnixDatagram,
     process::{Child, ExitStatus, Stdio},
@@ -10,14 +11,15 @@ use super::{Bench, PATIENCE, bench::wait};
 use crate::actor::sys::{self, Pid, SIGTERM};
 
 /// Ends with this; its pins lie in the bench's own bpffs and go with that.
-pub struct Daemon<'a> {
-    bench: &'a Bench,
+pub struct Daemon<B: Borrow<Bench>> {
+    // Dropped after the child has ended.
+    bench: B,
     child: Option<Child>,
 }
 
-impl<'a> Daemon<'a> {
+impl<B: Borrow<Bench>> Daemon<B> {
     /// Starts the daemon and waits until it says that it is ready.
-    pub(super) fn start(bench: &'a Bench) -> Self {
+    pub(super) fn start(bench: B) -> Self {
         let mut daemon = Self { bench, child: None };
         daemon.start_again();
         daemon
@@ -26,15 +28,15 @@ impl<'a> Daemon<'a> {
     /// Starts the daemon of a bench whose daemon has ended.
     pub fn start_again(&mut self) {
         assert!(self.child.is_none(), "it runs");
-        let address = self.bench.path("notify");
+        let bench = self.bench.borrow();
+        let address = bench.path("notify");
         if address.exists() {
             std::fs::remove_file(&address).expect("remove the old socket");
         }
         let socket = UnixDatagram::bind(&address).expect("a socket for readiness");
         socket.set_read_timeout(Some(Duration::from_millis(100))).expect("a timeout");
-        let log = File::options().create(true).append(true).open(self.bench.path("daemon.log")).expect("a log");
-        let mut child = self
-            .bench
+        let log = File::options().create(true).append(true).open(bench.path("daemon.log")).expect("a log");
+        let mut child = bench
             .command(&["daemon"])
             .env("NOTIFY_SOCKET", &address)
             .stdout(log.try_clone().expect("a second handle of the log"))
@@ -61,6 +63,10 @@ impl<'a> Daemon<'a> {
         self.child = Some(child);
     }
 
+    pub(super) fn bench(&self) -> &B {
+        &self.bench
+    }
+
     pub fn pid(&self) -> Pid {
         self.child.as_ref().expect("it runs").id() as Pid
     }
@@ -71,7 +77,7 @@ impl<'a> Daemon<'a> {
 
     /// What it has written.
     pub fn log(&self) -> String {
-        std::fs::read_to_string(self.bench.path("daemon.log")).unwrap_or_default()
+        std::fs::read_to_string(self.bench.borrow().path("daemon.log")).unwrap_or_default()
     }
 
     /// Kills it the hard way; its pins stay.
@@ -89,7 +95,7 @@ impl<'a> Daemon<'a> {
     }
 }
 
-impl Drop for Daemon<'_> {
+impl<B: Borrow<Bench>> Drop for Daemon<B> {
     fn drop(&mut self) {
         if let Some(mut child) = self.child.take()
             && let Err(error) = child.kill().and_then(|()| child.wait())

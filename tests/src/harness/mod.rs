@@ -12,6 +12,7 @@ mod bench;
 mod compare;
 mod daemon;
 mod proc;
+mod shared;
 mod terminal;
 mod world;
 
@@ -20,6 +21,7 @@ pub use bench::{Bench, Device, Output, finish};
 pub use compare::{Compare, Seen, SeenDevice};
 pub use daemon::Daemon;
 pub use proc::{anybody, observe};
+pub use shared::Shared;
 pub use terminal::Terminal;
 pub use world::World;
 

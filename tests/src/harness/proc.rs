@@ -58,6 +58,17 @@ pub fn observe(session: Pid, device: &str) -> BTreeMap<Pid, (u32, u32)> {
     members.into_iter().map(|pid| (pid, counts(pid, device))).filter(|(_, counts)| *counts != (0, 0)).collect()
 }
 
+/// The processes of a session that have not ended. Their descriptors are closed when they have.
+pub(super) fn living(session: Pid) -> Vec<Pid> {
+    let ended = |pid: Pid| {
+        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        let state = stat.rsplit(')').next().unwrap_or_default().trim_start().chars().next();
+        // A main thread that has ended is a zombie as long as another lives.
+        matches!(state, None | Some('X')) || state == Some('Z') && numbers(format!("/proc/{pid}/task")).len() <= 1
+    };
+    numbers("/proc").into_iter().filter(|pid| sys::session(*pid) == Some(session) && !ended(*pid)).collect()
+}
+
 /// Everybody on the host who holds the device, as far as /proc shows it: before a test kills all holders.
 pub fn anybody(device: &str) -> Vec<Pid> {
     numbers("/proc").into_iter().filter(|pid| counts(*pid, device) != (0, 0)).collect()
