@@ -8,6 +8,7 @@ use anyhow::Result;
 use clap::{Parser, Subcommand};
 
 mod artifacts;
+mod bench;
 mod ebpf;
 mod initramfs;
 mod kernels;
@@ -45,6 +46,9 @@ enum Task {
     Vm(vm::Options),
     /// Formatting, clippy, licences, documentation: every warning is an error
     Lint,
+    /// Measure gpureap against fuser and lsof (as root)
+    #[command(subcommand)]
+    Bench(bench::Bench),
     /// Everything that continuous integration runs
     Test(test::Options),
 }
@@ -83,6 +87,7 @@ fn run(task: Task) -> Result<()> {
             names.iter().try_for_each(|name| kernels::Kernel::named(name)?.fetch(true).map(drop))
         }
         Task::Vm(options) => vm::command(&options),
+        Task::Bench(bench) => bench::bench(&bench),
         Task::Lint => lint::lint().and_then(|()| lint::docs()),
         Task::Test(options) => test::test(options),
     }

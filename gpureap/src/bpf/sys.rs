@@ -3,8 +3,7 @@
 
 use std::{
     ffi::CString,
-    fs::File,
-    io::{self, Read as _},
+    io,
     mem::{MaybeUninit, offset_of},
     os::{
         fd::{AsFd, AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd},
@@ -15,6 +14,7 @@ use std::{
 
 use aya::Pod;
 use aya_obj::generated::bpf_prog_info;
+use rustix::io::Errno;
 
 /// Commands of bpf(2), include/uapi/linux/bpf.h.
 mod command {
@@ -119,6 +119,8 @@ pub enum Tasks {
 
 /// Runs an iterator program to its end and returns its records.
 pub fn iterate<T: Pod>(program: BorrowedFd<'_>, tasks: Tasks) -> io::Result<Vec<T>> {
+    const LITTLE: usize = 1 << 12;
+    const ROOM: usize = 1 << 15;
     let (tid, pid) = match tasks {
         Tasks::All => (0, 0),
         Tasks::Process(tgid) => (0, tgid),
@@ -142,16 +144,17 @@ pub fn iterate<T: Pod>(program: BorrowedFd<'_>, tasks: Tasks) -> io::Result<Vec<
         flags: u32,
     }
     let iterator = owned(bpf(command::ITER_CREATE, &mut IterCreate { link: link.as_raw_fd() as u32, flags: 0 })?);
-    let mut file = File::from(iterator);
-    let mut bytes = Vec::new();
-    let mut chunk = vec![0; 1 << 16];
+    // Room for what one process has, or for all that the kernel gives at a time (eight pages, kernel/bpf/bpf_iter.c).
+    let mut bytes: Vec<u8> = Vec::with_capacity(if restricted { LITTLE } else { ROOM });
     loop {
-        match file.read(&mut chunk) {
+        if bytes.capacity() - bytes.len() < LITTLE {
+            bytes.reserve(ROOM);
+        }
+        match rustix::io::read(&iterator, rustix::buffer::spare_capacity(&mut bytes)) {
             Ok(0) => break,
-            Ok(length) => bytes.extend_from_slice(&chunk[..length]),
             // The kernel gives up the processor after a million objects without a record (MAX_ITER_OBJECTS).
-            Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {}
-            Err(error) => return Err(error),
+            Ok(_) | Err(Errno::AGAIN | Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
         }
     }
     Ok(records(&bytes))

@@ -5,8 +5,6 @@ use std::{
     cell::RefCell,
     collections::HashMap,
     ffi::OsString,
-    fs::File,
-    io::Read as _,
     os::{
         fd::{AsFd as _, OwnedFd},
         unix::ffi::{OsStrExt as _, OsStringExt as _},
@@ -14,7 +12,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use rustix::fs::{CWD, Dir, Mode, OFlags};
+use rustix::{
+    fs::{CWD, Dir, Mode, OFlags},
+    io::Errno,
+};
 
 use super::{
     place::{Place, cgroup_path},
@@ -135,6 +136,9 @@ impl Facts {
     }
 }
 
+/// What the kernel writes into such a file at a time, and most of them whole.
+const PAGE: usize = 4096;
+
 /// An open /proc/PID.
 pub(super) struct ProcDir(OwnedFd);
 
@@ -146,9 +150,18 @@ impl ProcDir {
 
     pub(super) fn read(&self, name: &str) -> Option<Vec<u8>> {
         let file = self.open_file(name, OFlags::RDONLY).ok()?;
-        let mut bytes = Vec::with_capacity(1024);
-        File::from(file).read_to_end(&mut bytes).ok()?;
-        Some(bytes)
+        // These files tell no size: asking for it, as `read_to_end` does, is wasted.
+        let mut bytes = Vec::with_capacity(PAGE);
+        loop {
+            if bytes.capacity() - bytes.len() < PAGE / 2 {
+                bytes.reserve(bytes.capacity());
+            }
+            match rustix::io::read(&file, rustix::buffer::spare_capacity(&mut bytes)) {
+                Ok(0) => return Some(bytes),
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(_) => return None,
+            }
+        }
     }
 
     pub(super) fn open_file(&self, name: &str, flags: OFlags) -> rustix::io::Result<OwnedFd> {

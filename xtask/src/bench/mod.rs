@@ -1,0 +1,126 @@
+//! Measurements against the bars of the design: `cargo xtask bench --help`.
+
+mod holders;
+mod load;
+mod place;
+mod reap;
+mod report;
+mod stats;
+
+use std::{
+    fs::File,
+    path::{Path, PathBuf},
+    process::{Command, ExitStatus, Stdio},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, Result, ensure};
+
+use crate::process::{self, root, shown};
+
+#[derive(clap::Subcommand)]
+pub(crate) enum Bench {
+    /// `gpureap holders` against fuser and lsof
+    Holders(holders::Options),
+    /// `gpureap reap` against `fuser -k; sleep 2; fuser`
+    Reap(reap::Options),
+    /// The processes that a measurement looks through; ends with its standard input
+    #[command(hide = true)]
+    Load(load::Options),
+}
+
+pub(crate) fn bench(command: &Bench) -> Result<()> {
+    match command {
+        Bench::Holders(options) => holders::run(options),
+        Bench::Reap(options) => reap::run(options),
+        Bench::Load(options) => load::serve(options),
+    }
+}
+
+/// The gpureap that users get.
+fn build_gpureap() -> Result<PathBuf> {
+    let arguments = ["build", "--release", "--locked", "--package", "gpureap", "--bin", "gpureap"];
+    process::run(process::cargo().args(arguments))?;
+    Ok(release().join("gpureap"))
+}
+
+/// The measurement from inside, through the library.
+fn build_lookup() -> Result<PathBuf> {
+    let arguments = ["build", "--release", "--locked", "--package", "gpureap", "--example", "lookup_time"];
+    process::run(process::cargo().args(arguments))?;
+    Ok(release().join("examples/lookup_time"))
+}
+
+fn release() -> PathBuf {
+    let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| "target".into(), PathBuf::from);
+    root().join(target).join("release")
+}
+
+fn check_tools() -> Result<()> {
+    ensure!(rustix::process::geteuid().is_root(), "the measurements need root: they load kernel programs");
+    for (program, package) in [("fuser", "psmisc"), ("lsof", "lsof")] {
+        ensure!(process::find_program(program).is_some(), "no {program} here (Debian: apt-get install {package})");
+    }
+    Ok(())
+}
+
+/// A finished process.
+struct Finished {
+    wall: Duration,
+    status: ExitStatus,
+    stdout: String,
+    stderr: String,
+}
+
+/// Runs a command and takes the time from its start to its end. What it says goes to files with this beginning, so that
+/// nobody has to read while the clock runs.
+fn timed(mut command: Command, output: &Path) -> Result<Finished> {
+    let paths = ["out", "err"].map(|suffix| output.with_extension(suffix));
+    let create = |path: &PathBuf| File::create(path).with_context(|| format!("create {}", path.display()));
+    command.stdin(Stdio::null()).stdout(create(&paths[0])?).stderr(create(&paths[1])?);
+    let name = shown(&command);
+    let started = Instant::now();
+    let mut child = command.spawn().with_context(|| format!("cannot start {name}"))?;
+    let status = child.wait().with_context(|| format!("wait for {name}"))?;
+    let wall = started.elapsed();
+    let read = |path: &PathBuf| {
+        let bytes = std::fs::read(path).with_context(|| format!("read {}", path.display()))?;
+        anyhow::Ok(String::from_utf8_lossy(&bytes).into_owned())
+    };
+    Ok(Finished { wall, status, stdout: read(&paths[0])?, stderr: read(&paths[1])? })
+}
+
+/// Puts a list into a random order that is the same in every run.
+fn shuffle<T>(list: &mut [T], seed: u64) {
+    // splitmix64
+    let mut state = seed;
+    let mut random = || {
+        state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = state;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    };
+    for last in (1..list.len()).rev() {
+        list.swap(last, (random() % (last as u64 + 1)) as usize);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shuffled_is_complete_and_the_same_again() {
+        let shuffled = |seed| {
+            let mut list: Vec<u32> = (0..50).collect();
+            shuffle(&mut list, seed);
+            list
+        };
+        assert_eq!(shuffled(1), shuffled(1));
+        assert_ne!(shuffled(1), shuffled(2));
+        let mut sorted = shuffled(3);
+        sorted.sort_unstable();
+        assert_eq!(sorted, (0..50).collect::<Vec<u32>>());
+    }
+}

@@ -1,0 +1,180 @@
+//! Where and with what was measured, and the two files that tell it.
+
+use std::{
+    collections::BTreeMap,
+    fmt::Write as _,
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use anyhow::{Context as _, Result};
+use serde::Serialize;
+
+use super::{
+    place::Place,
+    stats::{Bar, short},
+};
+use crate::process::{self, root};
+
+/// More work than this for all processors together, before the measurement began, is told as a note.
+const BUSY: f64 = 0.5;
+
+#[derive(Serialize)]
+pub(super) struct Surroundings {
+    command: String,
+    time: String,
+    kernel: String,
+    processor: String,
+    cores: usize,
+    memory_mib: u64,
+    /// Of the last minute, before it began.
+    load_average: f64,
+    versions: BTreeMap<&'static str, String>,
+    /// Character device that counts as a GPU.
+    stand_in: String,
+}
+
+impl Surroundings {
+    pub(super) fn look(place: &Place) -> Result<Self> {
+        let read = |path: &str| fs::read_to_string(path).with_context(|| format!("read {path}"));
+        let field = |text: &str, name: &str| {
+            let line = text.lines().find(|line| line.starts_with(name))?;
+            Some(line.split_once(':')?.1.trim().to_owned())
+        };
+        let memory = field(&read("/proc/meminfo")?, "MemTotal").unwrap_or_default();
+        let memory: u64 = memory.split(' ').next().and_then(|kib| kib.parse().ok()).unwrap_or(0);
+        let load = read("/proc/loadavg")?;
+        let (major, minor) = place.device;
+        let arguments: Vec<String> = std::env::args().skip(1).collect();
+        Ok(Self {
+            command: format!("cargo xtask {}", arguments.join(" ")),
+            time: process::output(Command::new("date").args(["-u", "+%Y-%m-%dT%H:%M:%SZ"]))?.trim().to_owned(),
+            kernel: read("/proc/sys/kernel/osrelease")?.trim().to_owned(),
+            processor: field(&read("/proc/cpuinfo")?, "model name").unwrap_or_else(|| "unknown".to_owned()),
+            cores: std::thread::available_parallelism().map_or(1, usize::from),
+            memory_mib: memory / 1024,
+            load_average: load.split(' ').next().and_then(|load| load.parse().ok()).unwrap_or(0.0),
+            versions: versions(place)?,
+            stand_in: format!("{major}:{minor}"),
+        })
+    }
+
+    /// What a reader should know before he trusts the figures.
+    pub(super) fn notes(&self) -> Vec<String> {
+        let load = self.load_average;
+        let busy = load > BUSY;
+        busy.then(|| format!("the machine was busy with other work: load average {load} before the measurement"))
+            .into_iter()
+            .collect()
+    }
+
+    fn markdown(&self, probe_set: &str) -> String {
+        let Self { command, time, kernel, processor, cores, memory_mib, load_average, versions, stand_in } = self;
+        let mut text =
+            format!("Measured by `{command}`.\n\n| | |\n|---|---|\n| time | {time} |\n| kernel | {kernel} |\n");
+        push(&mut text, format_args!("| processor | {processor}, {cores} cores |\n"));
+        push(&mut text, format_args!("| memory | {memory_mib} MiB |\n"));
+        push(&mut text, format_args!("| load average before | {load_average} |\n"));
+        for (name, version) in versions {
+            push(&mut text, format_args!("| {name} | {version} |\n"));
+        }
+        push(&mut text, format_args!("| probe set | {probe_set} |\n| stand-in device | {stand_in} |\n"));
+        text
+    }
+}
+
+fn versions(place: &Place) -> Result<BTreeMap<&'static str, String>> {
+    let gpureap = process::output(&mut place.gpureap(&["--version"]))?;
+    let mut git = Command::new("git");
+    git.current_dir(root()).args(["describe", "--always", "--dirty", "--abbrev=12"]);
+    let commit = process::probe(&mut git).unwrap_or_else(|| "unknown".to_owned());
+    // Both tell it on stderr.
+    let said = |program: &str, option: &str, what: &str| {
+        let output = Command::new(program).arg(option).output().with_context(|| format!("cannot start {program}"))?;
+        let text = String::from_utf8_lossy(&output.stderr).into_owned();
+        let line = text.lines().find_map(|line| line.trim().strip_prefix(what));
+        anyhow::Ok(line.unwrap_or("unknown").trim().to_owned())
+    };
+    Ok(BTreeMap::from([
+        ("gpureap", format!("{}, commit {}", gpureap.trim().trim_start_matches("gpureap "), commit.trim())),
+        ("fuser", said("fuser", "-V", "fuser")?),
+        ("lsof", said("lsof", "-v", "revision:")?),
+    ]))
+}
+
+/// One measurement, ready to be written.
+#[derive(Serialize)]
+pub(super) struct Report<T> {
+    pub(super) bench: &'static str,
+    #[serde(flatten)]
+    pub(super) surroundings: Surroundings,
+    pub(super) probe_set: String,
+    pub(super) bars: Vec<Bar>,
+    pub(super) notes: Vec<String>,
+    #[serde(flatten)]
+    pub(super) results: T,
+}
+
+impl<T: Serialize> Report<T> {
+    /// Writes `bench-NAME.json` and `bench-NAME.md`; `tables` is the middle of the latter.
+    pub(super) fn write(&self, out: &Path, title: &str, tables: &str) -> Result<()> {
+        let out = if out.is_absolute() { out.to_owned() } else { root().join(out) };
+        fs::create_dir_all(&out).with_context(|| format!("create {}", out.display()))?;
+        let bars = bars(&self.bars);
+        let mut text =
+            format!("# {title}\n\n{}\n{tables}\n## Bars\n\n{bars}", self.surroundings.markdown(&self.probe_set));
+        if !self.notes.is_empty() {
+            text.push_str("\n## Notes\n\n");
+            for note in &self.notes {
+                push(&mut text, format_args!("- {note}\n"));
+            }
+        }
+        let file = |suffix: &str| -> PathBuf { out.join(format!("bench-{}.{suffix}", self.bench)) };
+        for (suffix, content) in [("json", serde_json::to_string_pretty(self)? + "\n"), ("md", text)] {
+            let path = file(suffix);
+            fs::write(&path, content).with_context(|| format!("write {}", path.display()))?;
+            println!("wrote {}", path.display());
+        }
+        println!("\n{tables}\n{bars}");
+        for note in &self.notes {
+            println!("note: {note}");
+        }
+        Ok(())
+    }
+}
+
+fn bars(bars: &[Bar]) -> String {
+    let mut text = String::from("| bar | limit | measured | |\n|---|--:|--:|---|\n");
+    for Bar { what, limit, at_least, unit, measured, verdict } in bars {
+        let sign = if *at_least { '≥' } else { '≤' };
+        let measured = measured.map_or_else(|| "–".to_owned(), |measured| format!("{} {unit}", short(measured)));
+        push(&mut text, format_args!("| {what} | {sign} {limit} {unit} | {measured} | {verdict} |\n"));
+    }
+    text
+}
+
+pub(super) fn push(text: &mut String, more: std::fmt::Arguments<'_>) {
+    text.write_fmt(more).expect("a string takes everything");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bars_as_a_table() {
+        let text = bars(&[
+            Bar::at_most("whole process", 5.0, "ms", Some(7.25)),
+            Bar::at_least("against fuser", 100.0, "×", None),
+        ]);
+        let lines: Vec<&str> = text.lines().skip(2).collect();
+        assert_eq!(
+            lines,
+            [
+                "| whole process | ≤ 5 ms | 7.25 ms | misses by 2.25 ms |",
+                "| against fuser | ≥ 100 × | – | not measured |",
+            ]
+        );
+    }
+}
