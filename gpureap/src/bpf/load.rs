@@ -56,7 +56,7 @@ impl Loaded {
         let mut loader = EbpfLoader::new();
         loader.btf(Some(&aya_btf));
         for (name, value) in &offsets.0 {
-            loader.override_global(*name, value, true);
+            loader.override_global(name, value, true);
         }
         let sizes = &config.maps;
         for (name, size) in [

@@ -274,7 +274,7 @@ mod tests {
         let process = gpureap_common::record::Proc { start_ns: 1, ..Default::default() };
         MapState {
             tables: HashMap::from([(0x10, table)]),
-            holders: vec![(HolderKey { table: 0x10, slot: 0, _pad: 0 }, Holder { fds, ..Holder::default() })],
+            holders: vec![(HolderKey { table: 0x10, slot: 0, pad: 0 }, Holder { fds, ..Holder::default() })],
             files: HashMap::from([(0xa, File { dev: 5, fds: file_fds, seq: 3, ..File::default() })]),
             procs: HashMap::from([(7, process)]),
         }
