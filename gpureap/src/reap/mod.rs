@@ -102,10 +102,10 @@ pub fn reap(
         return Ok(Exit::Done);
     }
     if targets > 0 && !args.yes && std::io::stdin().is_terminal() {
-        out::diagnostic_text(&text::plan(&reaper.dry_run(&planned), first.name()))?;
+        out::diagnostic_text(&text::plan(&reaper.dry_run(&planned), first.name()));
         let question = format!("send {first} to {targets} {}? [y/N] ", text::plural(targets, "process", "processes"));
         if !out::ask(&question)? {
-            out::diagnostic_text("nothing was done\n")?;
+            out::diagnostic_text("nothing was done\n");
             return Ok(Exit::Held);
         }
     }
