@@ -1,6 +1,8 @@
 //! Where something is missing or wrong, gpureap says so in one sentence and with the right exit code.
 use std::{fs, os::unix::fs::PermissionsExt as _, process::Command};
 
+use gpureap::bpf::handles::Maps;
+use gpureap_common::record::Meta;
 use gpureap_tests::harness::{Bench, Device, Output, Scene, World, finish, skip, sys, wait_for};
 
 const DEV: &str = "/dev/zero";
@@ -274,4 +276,27 @@ fn a_pid_namespace_of_its_own() {
     } else {
         skip("a_pid_namespace_of_its_own", "no unshare(1) here");
     }
+}
+
+#[test]
+fn pins_of_another_abi() {
+    let bench = bench();
+    let mut daemon = bench.daemon();
+    let scene = Scene::start("plain", DEV, &[]);
+    assert_eq!(bench.expect_truth(&scene, &[]).source, "map");
+    daemon.kill();
+    let sets: Vec<_> = fs::read_dir(bench.pins()).expect("the pins").flatten().collect();
+    let [set] = sets.as_slice() else { panic!("one set of pins") };
+    let maps = Maps::from_pins(&set.path()).expect("our own pins");
+    let meta = maps.meta().expect("the record");
+    maps.set_meta(&Meta { abi: 99, ..meta }).expect("write the record");
+    drop(maps);
+    // Not believed by a reader, replaced by a daemon.
+    let seen = bench.expect_truth(&scene, &[]);
+    assert_eq!(seen.source, "snapshot");
+    assert!(seen.json["notes"].to_string().contains("ABI 99"), "{:#}", seen.json["notes"]);
+    refused(bench.run(&["holders", "--source", "map"]), UNSUPPORTED, "ABI 99");
+    daemon.start_again();
+    assert_eq!(bench.expect_truth(&scene, &[]).source, "map");
+    assert!(daemon.log().contains("ABI 99"), "{}", daemon.log());
 }
