@@ -23,7 +23,7 @@ use tempfile::TempDir;
 
 /// Numbers that next to nobody uses: what holds them may be killed. The first that is free and can be opened.
 const NUMBERS: [(u32, u32); 5] = [(4, 63), (4, 62), (4, 61), (4, 60), (1, 7)];
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_mins(1);
 
 pub(super) struct Place {
     dir: TempDir,
