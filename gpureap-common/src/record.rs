@@ -7,13 +7,13 @@ use crate::abi::{ARGS_LEN, COMM_LEN, SLOT_WORDS};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ProcKey {
     pub tgid: u32,
-    pub _pad: u32,
+    pub pad: u32,
     pub start_ns: u64,
 }
 
 impl ProcKey {
     pub const fn new(tgid: u32, start_ns: u64) -> Self {
-        Self { tgid, _pad: 0, start_ns }
+        Self { tgid, pad: 0, start_ns }
     }
 }
 
@@ -71,7 +71,7 @@ pub struct File {
     pub fds: i32,
     /// [`file_flag`]s.
     pub flags: u32,
-    pub _pad: u32,
+    pub pad: u32,
     pub comm: [u8; COMM_LEN],
     pub last_comm: [u8; COMM_LEN],
 }
@@ -123,7 +123,7 @@ pub mod table_flag {
 pub struct HolderKey {
     pub table: u64,
     pub slot: u32,
-    pub _pad: u32,
+    pub pad: u32,
 }
 
 /// `HOLDERS`: descriptors of one device in one table.
@@ -133,7 +133,7 @@ pub struct Holder {
     pub first_ns: u64,
     pub last_ns: u64,
     pub fds: i32,
-    pub _pad: u32,
+    pub pad: u32,
 }
 
 /// `PROCS`: tgid → a process of interest: it opened, received, inherited or mapped a device file. With the `gate` set
@@ -151,7 +151,7 @@ pub struct Proc {
     pub flags: u32,
     /// Opens of device nodes begun by the process itself.
     pub opens: u32,
-    pub _pad: u32,
+    pub pad: u32,
     /// Slots that this process, or one it was forked from, has mapped.
     pub mapped: [u64; SLOT_WORDS],
 }
@@ -181,7 +181,7 @@ pub struct Lineage {
     pub flags: u32,
     /// Bytes of `args` in use.
     pub args_len: u32,
-    pub _pad: u32,
+    pub pad: u32,
     pub comm: [u8; COMM_LEN],
     pub args: [u8; ARGS_LEN],
 }
@@ -198,7 +198,7 @@ impl Default for Lineage {
             exit_code: 0,
             flags: 0,
             args_len: 0,
-            _pad: 0,
+            pad: 0,
             comm: [0; COMM_LEN],
             args: [0; ARGS_LEN],
         }
@@ -222,6 +222,7 @@ const _: () = {
     assert!(size_of::<Holder>() == 24);
     assert!(size_of::<Proc>() == 80);
     assert!(size_of::<Lineage>() == 56 + COMM_LEN + ARGS_LEN);
+    assert!(core::mem::offset_of!(Lineage, comm) % 8 == 0);
 };
 
 #[cfg(feature = "user")]

@@ -20,7 +20,7 @@ pub struct SweepRecord {
     pub dev: u32,
     /// Links to the inode; 0: the node was unlinked after the open.
     pub nlink: u32,
-    pub _pad: u32,
+    pub pad: u32,
 }
 
 /// [`SweepRecord::fd`] of a mapping.

@@ -4,8 +4,11 @@
 #![no_std]
 #![no_main]
 #![feature(asm_experimental_arch)]
-// Every body works on addresses that the kernel handed in and on map values; that is what this crate is.
-#![allow(clippy::missing_safety_doc, reason = "entry points are called by the kernel alone")]
+#![allow(
+    clippy::inline_always,
+    reason = "a body belongs to its entry point: a call costs a frame of the 512 bytes of stack"
+)]
+#![allow(clippy::needless_pass_by_value, reason = "aya's macros hand the context over by value")]
 
 mod atomic;
 mod count;

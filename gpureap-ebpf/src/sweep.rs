@@ -15,9 +15,9 @@ use crate::{
     count,
     file::device,
     globals::{
-        FILE_REFS_BIAS, OFF_FILE_INODE, OFF_FILE_MODE, OFF_FILE_REFS, OFF_INODE_MODE, OFF_INODE_NLINK, OFF_INODE_RDEV, OFF_TASK_COMM,
-        OFF_TASK_FILES, OFF_TASK_LEADER, OFF_TASK_PID, OFF_TASK_REAL_PARENT, OFF_TASK_START, OFF_TASK_TGID,
-        OFF_VMA_FILE, direct, setting,
+        FILE_REFS_BIAS, OFF_FILE_INODE, OFF_FILE_MODE, OFF_FILE_REFS, OFF_INODE_MODE, OFF_INODE_NLINK, OFF_INODE_RDEV,
+        OFF_TASK_COMM, OFF_TASK_FILES, OFF_TASK_LEADER, OFF_TASK_PID, OFF_TASK_REAL_PARENT, OFF_TASK_START,
+        OFF_TASK_TGID, OFF_VMA_FILE, direct, setting,
     },
     lineage,
     maps::LINEAGE,
@@ -174,7 +174,7 @@ pub(crate) extern "C" fn sweep_lineage(ctx: *const Task) -> i32 {
         if tgid != tid {
             return 0;
         }
-        let key = ProcKey { tgid, _pad: 0, start_ns: direct(task, &OFF_TASK_START) };
+        let key = ProcKey { tgid, pad: 0, start_ns: direct(task, &OFF_TASK_START) };
         if LINEAGE.get_ptr(key).is_some() {
             return 0;
         }
@@ -186,7 +186,9 @@ pub(crate) extern "C" fn sweep_lineage(ctx: *const Task) -> i32 {
             (*entry).parent_start_ns = direct(leader, &OFF_TASK_START);
             (*entry).flags = lineage_flag::SNAPSHOT;
             // Eight bytes at a time: the verifier takes no loads of a structure's member by bytes on older kernels.
-            (&raw mut (*entry).comm).cast::<[u64; 2]>().write(comm);
+            #[expect(clippy::cast_ptr_alignment, reason = "the record asserts its layout: comm is at a multiple of 8")]
+            let words = (&raw mut (*entry).comm).cast::<[u64; 2]>();
+            words.write(comm);
         }
     }
     0

@@ -155,10 +155,10 @@ fn change(table: u64, owner: *mut Table, slot: u32, delta: i32, now: u64) {
     // add to them any more (`DYING`).
     unsafe {
         add_u64(&raw mut (*owner).seq, 1);
-        let key = HolderKey { table, slot, _pad: 0 };
+        let key = HolderKey { table, slot, pad: 0 };
         let mut holder = HOLDERS.get_ptr_mut(key);
         if holder.is_none() {
-            let fresh = Holder { first_ns: now, last_ns: now, fds: 0, _pad: 0 };
+            let fresh = Holder { first_ns: now, last_ns: now, fds: 0, pad: 0 };
             // EEXIST: another thread of the table was first, which is as good.
             HOLDERS.insert(key, fresh, NOEXIST).ok();
             or_u64(&raw mut (*owner).slots[(slot / 64) as usize], 1 << (slot % 64));
@@ -234,7 +234,7 @@ extern "C" fn drop_slot(slot: u32, sweep: *mut Forget) -> i64 {
     // SAFETY: bpf_loop hands back the pointer it was given; the mask keeps the index inside.
     let sweep = unsafe { &*sweep };
     if sweep.slots[((slot / 64) & 3) as usize] & 1 << (slot % 64) != 0 {
-        HOLDERS.remove(HolderKey { table: sweep.table, slot, _pad: 0 }).ok();
+        HOLDERS.remove(HolderKey { table: sweep.table, slot, pad: 0 }).ok();
     }
     0
 }

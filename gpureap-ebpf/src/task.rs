@@ -65,7 +65,7 @@ pub(crate) fn tid(task: u64) -> u32 {
 
 #[inline(always)]
 pub(crate) fn key(task: u64) -> ProcKey {
-    ProcKey { tgid: tgid(task), _pad: 0, start_ns: start_ns(task) }
+    ProcKey { tgid: tgid(task), pad: 0, start_ns: start_ns(task) }
 }
 
 #[inline(always)]

@@ -1,8 +1,12 @@
 //! The command line. Help, completions and man pages all come from here.
 
-use std::{path::PathBuf, time::Duration};
+use std::{ffi::OsStr, path::PathBuf, time::Duration};
 
-use clap::{ArgAction, Args, CommandFactory as _, Parser, Subcommand, ValueEnum};
+use clap::{
+    Arg, ArgAction, Args, CommandFactory as _, Parser, Subcommand, ValueEnum,
+    builder::{EnumValueParser, PossibleValue, TypedValueParser},
+    parser::ValueSource,
+};
 
 use crate::{
     config::{Overrides, StandIn, duration},
@@ -37,7 +41,8 @@ pub struct Global {
     #[arg(long, global = true, value_name = "SPEC", action = ArgAction::Append)]
     pub device: Vec<StandIn>,
     /// Probe set of the tracer
-    #[arg(long, global = true, value_enum, env = "GPUREAP_BACKEND", default_value = "auto", hide_env_values = true)]
+    #[arg(long, global = true, value_parser = BackendParser, env = "GPUREAP_BACKEND", default_value = "auto",
+        hide_env_values = true)]
     pub backend: BackendChoice,
     /// Say more on stderr (repeatable)
     #[arg(short, long, global = true, action = ArgAction::Count, conflicts_with = "quiet")]
@@ -69,6 +74,40 @@ pub enum BackendChoice {
     Gate,
 }
 
+/// An empty variable counts as unset, as it does for the paths.
+#[derive(Clone, Copy, Debug)]
+struct BackendParser;
+
+impl TypedValueParser for BackendParser {
+    type Value = BackendChoice;
+
+    fn parse_ref(
+        &self,
+        command: &clap::Command,
+        arg: Option<&Arg>,
+        value: &OsStr,
+    ) -> Result<BackendChoice, clap::Error> {
+        EnumValueParser::new().parse_ref(command, arg, value)
+    }
+
+    fn parse_ref_(
+        &self,
+        command: &clap::Command,
+        arg: Option<&Arg>,
+        value: &OsStr,
+        source: ValueSource,
+    ) -> Result<BackendChoice, clap::Error> {
+        if source == ValueSource::EnvVariable && value.is_empty() {
+            return Ok(BackendChoice::Auto);
+        }
+        self.parse_ref(command, arg, value)
+    }
+
+    fn possible_values(&self) -> Option<Box<dyn Iterator<Item = PossibleValue> + '_>> {
+        Some(Box::new(BackendChoice::value_variants().iter().filter_map(ValueEnum::to_possible_value)))
+    }
+}
+
 #[derive(Clone, Debug, Subcommand)]
 pub enum Command {
     /// Trace who opens and closes GPUs, always on
@@ -92,9 +131,6 @@ pub enum Command {
     /// Write the man pages into a directory
     #[command(after_help = "Example:\n  gpureap man /usr/local/share/man/man1")]
     Man(ManArgs),
-    /// A process of the demo
-    #[command(hide = true)]
-    Actor(ActorArgs),
 }
 
 const REAP_HELP: &str = "\
@@ -163,7 +199,7 @@ pub struct ReapArgs {
     /// KILL at once, without TERM
     #[arg(long, conflicts_with = "grace")]
     pub now: bool,
-    /// Time between TERM and KILL
+    /// Time between TERM and KILL: 10s, 2m, or a number of seconds
     #[arg(long, value_name = "TIME", default_value = "10s", value_parser = duration)]
     pub grace: Duration,
     /// Time to wait for the GPUs to be free after the last signal
@@ -212,15 +248,9 @@ pub struct CompletionsArgs {
 
 #[derive(Clone, Debug, Args)]
 pub struct ManArgs {
-    /// Existing directory for the pages
+    /// Directory for the pages, made if it is not there
     #[arg(value_name = "DIR")]
     pub dir: PathBuf,
-}
-
-#[derive(Clone, Debug, Args)]
-pub struct ActorArgs {
-    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
-    pub args: Vec<String>,
 }
 
 /// The definitions, for completions and man pages.
@@ -273,6 +303,8 @@ mod tests {
         assert_eq!((plain.matching(), plain.grace, plain.now), (Match::Any, Duration::from_secs(10), false));
         assert_eq!(args("reap --gpu 1").matching(), Match::Attached);
         assert_eq!(args("reap --gpu 1 --match any --timeout 1m30s").timeout, Duration::from_secs(90));
+        let bare = args("reap --grace 5 --timeout 60");
+        assert_eq!((bare.grace, bare.timeout), (Duration::from_secs(5), Duration::from_mins(1)));
         let both = args("reap --gpu 1 --gpu 2 --pid 7 --by index -y");
         assert_eq!((both.choosing.gpu.len(), both.choosing.pid, both.choosing.by), (2, vec![7], By::Index));
     }
@@ -304,8 +336,21 @@ mod tests {
     }
 
     #[test]
-    fn actor_takes_anything() {
-        let Command::Actor(ActorArgs { args }) = parse("actor --open /dev/x -- -1").unwrap().command else { panic!() };
-        assert_eq!(args, ["--open", "/dev/x", "--", "-1"]);
+    fn nothing_is_hidden() {
+        let mut all = command();
+        all.build();
+        assert!(!all.get_subcommands().any(clap::Command::is_hide_set));
+        assert!(parse("actor worker").is_err());
+    }
+
+    #[test]
+    fn an_empty_backend_is_unset_in_the_environment_alone() {
+        let parser = BackendParser;
+        let value = |source| parser.parse_ref_(&command(), None, OsStr::new(""), source);
+        assert_eq!(value(ValueSource::EnvVariable).unwrap(), BackendChoice::Auto);
+        assert_eq!(value(ValueSource::CommandLine).unwrap_err().exit_code(), 2);
+        assert!(parse("holders --backend=").is_err());
+        assert_eq!(parse("holders --backend=gate").unwrap().global.backend, BackendChoice::Gate);
+        assert!(parser.possible_values().is_some_and(|values| values.count() == 4));
     }
 }

@@ -248,8 +248,12 @@ fn check_unique(devices: &[StandIn], new: &StandIn) -> Result<(), String> {
     }
 }
 
-/// A length of time such as `30s`, `1m 30s` or `250ms`; not negative.
+/// A length of time such as `30s`, `1m 30s` or `250ms`, or a number of seconds; not negative.
 pub fn duration(text: &str) -> Result<Duration, String> {
+    let plain = text.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.');
+    if let Some(seconds) = text.parse::<f64>().ok().filter(|_| plain) {
+        return Duration::try_from_secs_f64(seconds).map_err(|_| format!("`{text}` seconds are too long"));
+    }
     let signed = text
         .parse::<SignedDuration>()
         .map_err(|_| format!("`{text}` is not a length of time such as 30s, 5m or 250ms"))?;
@@ -433,6 +437,27 @@ mod tests {
         assert_eq!(Config::load(paths.clone(), Overrides::default()).unwrap().maps, Maps::default());
         let error = Config::load(paths, Overrides { config: Some(absent), ..Overrides::default() }).unwrap_err();
         assert_eq!(exit_of(&error), Exit::Usage);
+    }
+
+    #[test]
+    fn lengths_of_time() {
+        for (text, expected) in [
+            ("5", Some(Duration::from_secs(5))),
+            ("0", Some(Duration::ZERO)),
+            ("0.25", Some(Duration::from_millis(250))),
+            ("250ms", Some(Duration::from_millis(250))),
+            ("1m 30s", Some(Duration::from_secs(90))),
+            ("", None),
+            (".", None),
+            ("-5", None),
+            ("-3s", None),
+            ("1e3", None),
+            ("inf", None),
+            ("99999999999999999999999", None),
+            ("soon", None),
+        ] {
+            assert_eq!(duration(text).ok(), expected, "{text:?}");
+        }
     }
 
     #[test]

@@ -92,7 +92,9 @@ impl Lock {
             file.read_to_string(&mut pid).ok();
             let pid = pid.trim();
             let who = if pid.is_empty() { String::new() } else { format!(" (pid {pid})") };
-            return Err(Failure::unsupported(format!("another gpureap daemon{who} runs: it holds {}", path.display())).into());
+            return Err(
+                Failure::unsupported(format!("another gpureap daemon{who} runs: it holds {}", path.display())).into()
+            );
         }
         file.set_len(0)?;
         file.rewind()?;

@@ -148,7 +148,7 @@ fn examine(config: &Config) -> Report {
                 checks.add("self-test", Verdict::Ok, format!("`{}` saw a real open and close", name(backend)));
             }
             None => {
-                checks.add("self-test", Verdict::Failed, "no probe set runs on this kernel; the lines above say why")
+                checks.add("self-test", Verdict::Failed, "no probe set runs on this kernel; the lines above say why");
             }
         }
     } else {

@@ -18,7 +18,7 @@ pub struct Host {
 impl Host {
     pub fn read(proc: &Path) -> Self {
         let boottime_ns = boottime_ns();
-        let now = boottime_ns as i128 + i128::from(wall_offset_ns());
+        let now = i128::from(boottime_ns) + i128::from(wall_offset_ns());
         let now = Timestamp::from_nanosecond(now).unwrap_or_else(|_| Timestamp::now());
         let boot_id = fs::read_to_string(proc.join("sys/kernel/random/boot_id")).unwrap_or_default();
         Self {

@@ -25,7 +25,6 @@ pub fn run(cli: &Cli) -> anyhow::Result<Exit> {
         Command::Demo(args) => demo::run(args, &config()?),
         Command::Completions(args) => commands::completions::run(args),
         Command::Man(args) => commands::man::run(args),
-        Command::Actor(args) => demo::actor(&args.args),
     }
 }
 
@@ -45,6 +44,8 @@ fn log(global: &Global) {
         .with_ansi(colours)
         .without_time()
         .with_target(false)
+        // It would say on stderr that stderr cannot be written, and panic.
+        .log_internal_errors(false)
         .finish();
     drop(tracing::subscriber::set_global_default(subscriber));
 }

@@ -1,7 +1,7 @@
 //! Where something is missing or wrong, gpureap says so in one sentence and with the right exit code.
 use std::{fs, os::unix::fs::PermissionsExt as _, process::Command};
 
-use gpureap_tests::harness::{Bench, Device, Output, Scene, World, finish, skip, sys};
+use gpureap_tests::harness::{Bench, Device, Output, Scene, World, finish, skip, sys, wait_for};
 
 const DEV: &str = "/dev/zero";
 const USAGE: i32 = 2;
@@ -207,5 +207,71 @@ fn an_unknown_word_on_the_command_line() {
     for arguments in [&["frobnicate"][..], &["holders", "--frobnicate"], &["reap", "--grace", "soon"]] {
         let output = bench.run(arguments).expect_code(USAGE);
         assert!(!output.stderr.is_empty() && output.stdout.is_empty(), "{output:#?}");
+    }
+}
+
+#[test]
+fn a_second_daemon_on_the_same_pins() {
+    let bench = bench();
+    let mut daemon = bench.daemon();
+    let mut command = bench.command(&["daemon"]);
+    command.env("GPUREAP_RUN_DIR", bench.path("another-run"));
+    refused(finish(command), UNSUPPORTED, "another gpureap");
+    assert!(daemon.runs(), "the first is not disturbed");
+    let scene = Scene::start("plain", DEV, &[]);
+    assert_eq!(bench.expect_truth(&scene, &[]).source, "map");
+}
+
+#[test]
+fn pins_that_are_deleted_end_the_daemon() {
+    let bench = bench();
+    let mut daemon = bench.daemon();
+    for set in fs::read_dir(bench.pins()).expect("the pins").flatten() {
+        for link in fs::read_dir(set.path().join("links")).expect("links").flatten() {
+            fs::remove_file(link.path()).expect("unpin");
+        }
+    }
+    wait_for("the daemon notices", || !daemon.runs());
+    assert!(daemon.log().contains("nothing is traced any more"), "{}", daemon.log());
+}
+
+#[test]
+fn a_map_that_is_too_small_is_told_and_nobody_is_missed() {
+    let bench = bench();
+    let config = fs::read_to_string(bench.path("config.toml")).expect("the configuration");
+    let config = config.replace("holders = 4096", "holders = 64").replace("procs = 2048", "procs = 64");
+    bench.write_config(&config);
+    let _daemon = bench.daemon();
+    let scene = Scene::start("orphans", DEV, &["126", "3"]);
+    let seen = bench.expect_truth(&scene, &[]);
+    assert!(!seen.complete, "{:#}", seen.json["notes"]);
+    assert!(seen.json["notes"].to_string().contains("was full"), "{:#}", seen.json["notes"]);
+    assert!(seen.lost_events > 0);
+}
+
+#[test]
+fn a_pid_namespace_of_its_own() {
+    let bench = bench();
+    let scene = Scene::start("plain", DEV, &[]);
+    let inside = |arguments: &[&str]| {
+        let host = bench.command(arguments);
+        let mut command = Command::new("unshare");
+        command.args(["--pid", "--fork", "--mount-proc"]).arg(host.get_program()).args(host.get_args());
+        for (name, value) in host.get_envs() {
+            if let Some(value) = value {
+                command.env(name, value);
+            }
+        }
+        command
+    };
+    if inside(&["--version"]).output().is_ok_and(|output| output.status.success()) {
+        refused(finish(inside(&["daemon"])), UNSUPPORTED, "pid namespace");
+        let seen = finish(inside(&["holders", "--json"])).expect_code(0).json();
+        assert_eq!((&seen["source"], &seen["complete"]), (&"proc".into(), &false.into()), "{seen:#}");
+        let report = finish(inside(&["reap", "--yes", "--json"])).json();
+        assert_eq!(report["verified"], false, "{report:#}");
+        assert!(sys::signal(scene.pid(), 0), "it lives");
+    } else {
+        skip("a_pid_namespace_of_its_own", "no unshare(1) here");
     }
 }

@@ -34,10 +34,10 @@ pub(crate) struct Options {
     #[arg(long = "test", value_name = "NAME")]
     pub(crate) tests: Vec<String>,
     /// Seconds until a VM is stopped
-    #[arg(long, value_name = "SECS", default_value_t = 900)]
+    #[arg(long, value_name = "SECS", default_value_t = 2700)]
     pub(crate) timeout: u64,
     /// Seconds without a line of output until a VM is stopped
-    #[arg(long, value_name = "SECS", default_value_t = 240)]
+    #[arg(long, value_name = "SECS", default_value_t = 600)]
     pub(crate) silence: u64,
     /// How QEMU runs the guest: a /dev/kvm that is there need not work
     #[arg(long, value_enum, default_value = "tcg")]

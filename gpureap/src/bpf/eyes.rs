@@ -224,8 +224,11 @@ impl KernelEyes {
             }
         }
         let state = resync::read_maps(&self.handles).context("read the pinned maps")?;
-        let records =
-            if join::needs_sweep(&state) { self.handles.sweep(Tasks::All)? } else { self.records(&join::to_verify(&state))? };
+        let records = if join::needs_sweep(&state) {
+            self.handles.sweep(Tasks::All)?
+        } else {
+            self.records(&join::to_verify(&state))?
+        };
         let mut holders = join::from_map(&state, &records, &|dev| self.slot_of(dev));
         join::remember(&mut holders, &state.procs);
         let mut open_files = BTreeMap::new();

@@ -109,13 +109,13 @@ impl Maps {
         Self::open(|name| {
             let io = |source| PinError::Io { path: format!("map {name}"), source };
             let map = ebpf.map(name).ok_or_else(|| io(io::ErrorKind::NotFound.into()))?;
-            let data = match map {
-                Map::Array(data)
-                | Map::HashMap(data)
-                | Map::LruHashMap(data)
-                | Map::PerCpuArray(data)
-                | Map::RingBuf(data) => data,
-                _ => return Err(io(io::ErrorKind::InvalidData.into())),
+            let (Map::Array(data)
+            | Map::HashMap(data)
+            | Map::LruHashMap(data)
+            | Map::PerCpuArray(data)
+            | Map::RingBuf(data)) = map
+            else {
+                return Err(io(io::ErrorKind::InvalidData.into()));
             };
             sys::dup(data.fd()).map_err(io)
         })

@@ -56,7 +56,7 @@ impl Loaded {
         let mut loader = EbpfLoader::new();
         loader.btf(Some(&aya_btf));
         for (name, value) in &offsets.0 {
-            loader.override_global(*name, value, true);
+            loader.override_global(name, value, true);
         }
         let sizes = &config.maps;
         for (name, size) in [
@@ -226,9 +226,8 @@ fn attach_first(
         }
     }
     let cgroup_root = cgroup2_root(&config.paths.proc);
-    let mut attached = loaded
-        .attach(object::COMMON, dir, cgroup_root.as_deref())
-        .map_err(|error| explain_common(&error))?;
+    let mut attached =
+        loaded.attach(object::COMMON, dir, cgroup_root.as_deref()).map_err(|error| explain_common(&error))?;
     let mut refusals = Vec::new();
     for &backend in order {
         // A set that is refused has counted nothing: what puts files into the map is attached last.
@@ -373,7 +372,8 @@ fn explain_common(error: &anyhow::Error) -> anyhow::Error {
         return Failure::unsupported(format!("no probe set runs on this kernel: {}", refusal(error))).into();
     }
     let lacking = lacking.join(", ");
-    Failure::not_permitted(format!("this needs root with {lacking}, which this process lacks ({})", refusal(error))).into()
+    Failure::not_permitted(format!("this needs root with {lacking}, which this process lacks ({})", refusal(error)))
+        .into()
 }
 
 fn explain_program(program: &Program, error: &ProgramError) -> anyhow::Error {

@@ -12,13 +12,7 @@ pub mod tracer;
 
 pub use tracer::Tracer;
 
-use crate::{
-    config::Config,
-    error::Failure,
-    gpu::devices::Devices,
-    kernel::rights,
-    model::Source,
-};
+use crate::{config::Config, error::Failure, gpu::devices::Devices, kernel::rights, model::Source};
 
 /// Opens the best source, or the one that is asked for: the pinned map of a running tracer, else a one-shot snapshot;
 /// with it, the devices that it looks at. `Source::Proc` is not the kernel's: the caller falls back to it when this fails

@@ -1,6 +1,6 @@
 //! Brings the maps to what a sweep sees: the first snapshot, and the cure for any loss.
 
-use std::{io, os::fd::AsFd as _, thread, time::Duration};
+use std::{io, os::fd::AsFd as _, path::Path, thread, time::Duration};
 
 use anyhow::Context as _;
 use gpureap_common::{
@@ -72,7 +72,7 @@ fn correct(handles: &Handles, slot_of: SlotOf<'_>) -> anyhow::Result<Outcome> {
         let before = read_maps(handles)?;
         let records = handles.sweep(Tasks::All).context("sweep")?;
         let after = read_maps(handles)?;
-        let Round { fixes, pending } = resync.round(&before, &records, &after, slot_of);
+        let Round { fixes, pending } = resync.round(&before, &records, &after, slot_of, &is_gone);
         let mut changed = 0;
         for fix in &fixes {
             if apply(handles, fix)? {
@@ -89,6 +89,11 @@ fn correct(handles: &Handles, slot_of: SlotOf<'_>) -> anyhow::Result<Outcome> {
     Ok(outcome)
 }
 
+/// A pid that is in use again keeps a dead process's table until the next resync, which costs nothing.
+fn is_gone(key: ProcKey) -> bool {
+    !Path::new("/proc").join(key.tgid.to_string()).exists()
+}
+
 /// The gate counts nothing: a sweep finds the holders, which become candidates.
 fn note_candidates(handles: &Handles, slot_of: SlotOf<'_>) -> anyhow::Result<Outcome> {
     let (_, corrections) = refresh_candidates(handles, slot_of)?;
@@ -101,7 +106,7 @@ pub fn refresh_candidates(handles: &Handles, slot_of: SlotOf<'_>) -> anyhow::Res
     let records = handles.sweep(Tasks::All).context("sweep")?;
     let state = MapState { procs: handles.procs()?.into_iter().collect(), ..MapState::default() };
     let mut corrections = 0;
-    for fix in Resync::default().round(&state, &records, &state, slot_of).fixes {
+    for fix in Resync::default().round(&state, &records, &state, slot_of, &|_| false).fixes {
         if matches!(fix, Fix::Mark { .. }) && apply(handles, &fix)? {
             corrections += 1;
         }

@@ -107,6 +107,12 @@ pub fn link_cgroup_device(program: BorrowedFd<'_>, cgroup: BorrowedFd<'_>) -> io
     bpf(command::LINK_CREATE, &mut attributes).map(owned)
 }
 
+#[repr(C)]
+struct IterCreate {
+    link: u32,
+    flags: u32,
+}
+
 /// Which tasks an iterator visits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tasks {
@@ -138,11 +144,6 @@ pub fn iterate<T: Pod>(program: BorrowedFd<'_>, tasks: Tasks) -> io::Result<Vec<
         _pad: 0,
     };
     let link = owned(bpf(command::LINK_CREATE, &mut attributes)?);
-    #[repr(C)]
-    struct IterCreate {
-        link: u32,
-        flags: u32,
-    }
     let iterator = owned(bpf(command::ITER_CREATE, &mut IterCreate { link: link.as_raw_fd() as u32, flags: 0 })?);
     // Room for what one process has, or for all that the kernel gives at a time (eight pages, kernel/bpf/bpf_iter.c).
     let mut bytes: Vec<u8> = Vec::with_capacity(if restricted { LITTLE } else { ROOM });
@@ -238,8 +239,8 @@ pub fn delete<K: Pod>(map: BorrowedFd<'_>, key: &K) -> io::Result<bool> {
 
 #[repr(C)]
 struct Batch {
-    in_batch: u64,
-    out_batch: u64,
+    from: u64,
+    next: u64,
     keys: u64,
     values: u64,
     count: u32,
@@ -260,8 +261,8 @@ pub fn dump<K: Pod, V: Pod>(map: BorrowedFd<'_>) -> io::Result<Vec<(K, V)>> {
         let mut values = Vec::<MaybeUninit<V>>::with_capacity(room);
         let mut next = 0_u32;
         let mut attributes = Batch {
-            in_batch: if started { (&raw const position) as u64 } else { 0 },
-            out_batch: (&raw mut next) as u64,
+            from: if started { (&raw const position) as u64 } else { 0 },
+            next: (&raw mut next) as u64,
             keys: keys.as_mut_ptr() as u64,
             values: values.as_mut_ptr() as u64,
             count: room as u32,
@@ -300,7 +301,7 @@ pub fn dump<K: Pod, V: Pod>(map: BorrowedFd<'_>) -> io::Result<Vec<(K, V)>> {
 struct Info {
     fd: u32,
     len: u32,
-    info: u64,
+    at: u64,
 }
 
 /// The beginning of `struct bpf_map_info`.
@@ -318,7 +319,7 @@ pub struct MapShape {
 pub fn map_shape(map: BorrowedFd<'_>) -> io::Result<MapShape> {
     let mut shape = MapShape::default();
     let mut attributes =
-        Info { fd: map.as_raw_fd() as u32, len: size_of::<MapShape>() as u32, info: (&raw mut shape) as u64 };
+        Info { fd: map.as_raw_fd() as u32, len: size_of::<MapShape>() as u32, at: (&raw mut shape) as u64 };
     bpf(command::OBJ_GET_INFO_BY_FD, &mut attributes)?;
     Ok(shape)
 }
@@ -328,7 +329,7 @@ pub fn skipped(program: BorrowedFd<'_>) -> io::Result<Option<u64>> {
     const MISSES: usize = offset_of!(bpf_prog_info, recursion_misses);
     const LEN: usize = size_of::<bpf_prog_info>();
     let mut info = [0_u64; LEN / 8];
-    let mut attributes = Info { fd: program.as_raw_fd() as u32, len: LEN as u32, info: info.as_mut_ptr() as u64 };
+    let mut attributes = Info { fd: program.as_raw_fd() as u32, len: LEN as u32, at: info.as_mut_ptr() as u64 };
     bpf(command::OBJ_GET_INFO_BY_FD, &mut attributes)?;
     Ok((attributes.len as usize >= MISSES + 8).then(|| info[MISSES / 8]))
 }

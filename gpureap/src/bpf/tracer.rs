@@ -56,7 +56,9 @@ impl Tracer {
     fn start_in(root: &Path, config: &Config, devices: &Devices) -> anyhow::Result<Self> {
         let lock = File::open(root).map_err(|error| super::denied_or(root, error))?;
         if flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err() {
-            return Err(Failure::unsupported(format!("another gpureap traces with the pins in {}", root.display())).into());
+            return Err(
+                Failure::unsupported(format!("another gpureap traces with the pins in {}", root.display())).into()
+            );
         }
         let unfinished = pins::unfinished(root);
         pins::remove(&unfinished);

@@ -25,6 +25,7 @@ mod tests {
             clap_complete::generate(shell, &mut cli::command(), "gpureap", &mut script);
             let script = String::from_utf8(script).unwrap();
             assert!(script.contains("holders") && script.contains("dry-run"), "{shell}");
+            assert!(!script.contains("actor"), "{shell}");
         }
     }
 }

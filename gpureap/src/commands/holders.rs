@@ -23,7 +23,8 @@ pub fn run(args: &HoldersArgs, config: &Config) -> anyhow::Result<Exit> {
     Ok(Exit::Done)
 }
 
-fn report(args: &HoldersArgs, config: &Config) -> anyhow::Result<HoldersReport> {
+/// What the command prints.
+pub fn report(args: &HoldersArgs, config: &Config) -> anyhow::Result<HoldersReport> {
     let HoldersArgs { choosing: Choosing { gpu, by, pid }, json, source, sweep } = args;
     let Opened { eyes, devices, note } = eyes::open(config, *source)?;
     let slots = if gpu.is_empty() { None } else { Some(devices.select_all(&config.paths, gpu, *by)?) };

@@ -94,7 +94,7 @@ fn launch(nodes: &[PathBuf]) -> anyhow::Result<()> {
     let start = |node: &PathBuf| {
         Command::new("/proc/self/exe")
             .arg0("gpureap")
-            .args(["actor", Kind::Worker.name()])
+            .args([super::ACTOR, Kind::Worker.name()])
             .arg(node)
             .stdin(Stdio::inherit())
             .spawn()

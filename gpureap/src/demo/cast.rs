@@ -57,7 +57,7 @@ impl Cast {
     fn add(&mut self, program: &Path, kind: Kind, nodes: &[PathBuf], lines: usize) -> anyhow::Result<()> {
         let mut child = Command::new(program)
             .arg0("gpureap")
-            .args(["actor", kind.name()])
+            .args([super::ACTOR, kind.name()])
             .args(nodes)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())

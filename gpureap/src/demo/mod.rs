@@ -6,7 +6,7 @@ pub mod play;
 pub mod stage;
 pub mod watch;
 
-use std::{path::Path, time::Instant};
+use std::{ffi::OsString, path::Path, time::Instant};
 
 use self::{play::Story, stage::Stage};
 use crate::{
@@ -43,9 +43,13 @@ pub fn run(args: &DemoArgs, config: &Config) -> anyhow::Result<Exit> {
     play::close(&mut story, struck, begun.elapsed())
 }
 
-/// The hidden command behind it.
-pub fn actor(args: &[String]) -> anyhow::Result<Exit> {
-    actor::play(args)
+/// The word that makes this program one of the demo's processes.
+pub const ACTOR: &str = "actor";
+
+/// What follows it: the kind, then the nodes.
+pub fn actor(words: &[OsString]) -> anyhow::Result<Exit> {
+    let words: Vec<String> = words.iter().map(|word| word.to_string_lossy().into_owned()).collect();
+    actor::play(&words)
 }
 
 fn say(text: &str) -> anyhow::Result<()> {

@@ -4,7 +4,13 @@
 use std::{
     collections::BTreeSet,
     fs, io,
-    os::unix::fs::{FileTypeExt as _, MetadataExt as _},
+    os::{
+        linux::net::SocketAddrExt as _,
+        unix::{
+            fs::{FileTypeExt as _, MetadataExt as _},
+            net::{SocketAddr, UnixListener},
+        },
+    },
     path::{Path, PathBuf},
 };
 
@@ -32,6 +38,14 @@ fn candidates() -> impl Iterator<Item = (u32, u32)> {
 pub struct Stage {
     pub config: Config,
     pub devices: Vec<StandIn>,
+    /// Keep other demos off the devices; nothing connects to them.
+    claims: Vec<UnixListener>,
+}
+
+/// Another demo may be about to open this device. A name in the abstract namespace belongs to one process at a time and
+/// ends with it.
+fn claim((major, minor): (u32, u32)) -> io::Result<UnixListener> {
+    UnixListener::bind_addr(&SocketAddr::from_abstract_name(format!("gpureap-demo-{major}-{minor}"))?)
 }
 
 impl Stage {
@@ -49,26 +63,32 @@ impl Stage {
             .map_err(|error| refused("cannot make mounts private", error.into()))?;
         mount("gpureap-demo", PLACE, "tmpfs", MountFlags::NOSUID | MountFlags::NOEXEC, c"mode=0755,size=1m")
             .map_err(|error| refused("cannot mount a tmpfs", error.into()))?;
-        let mut stage = Self { config: config.clone(), devices: Vec::new() };
-        let held = held_numbers(Path::new("/proc"));
-        for (major, minor) in candidates() {
-            if stage.devices.len() == count {
-                break;
+        let mut stage = Self { config: config.clone(), devices: Vec::new(), claims: Vec::new() };
+        let mut candidates = candidates();
+        while stage.devices.len() < count {
+            let claimed = candidates.by_ref().filter_map(|number| Some((number, claim(number).ok()?)));
+            let round: Vec<_> = claimed.take(count - stage.devices.len()).collect();
+            if round.is_empty() {
+                return Err(Failure::unsupported("this host lets no device be made and opened for the demo").into());
             }
-            if held.contains(&(major, minor)) {
-                continue;
-            }
-            let node = PathBuf::from(PLACE).join(format!("gpu{}", stage.devices.len()));
-            match try_node(&node, major, minor) {
-                Ok(()) => stage.devices.push(StandIn { major, minor, node }),
-                Err(error) => {
-                    tracing::debug!(major, minor, %error, "no stand-in");
-                    drop(fs::remove_file(&node));
+            // Looked at under the claims: a demo that has just ended may have left a process for a moment.
+            let held = held_numbers(Path::new("/proc"));
+            for ((major, minor), claim) in round {
+                if held.contains(&(major, minor)) {
+                    continue;
+                }
+                let node = PathBuf::from(PLACE).join(format!("gpu{}", stage.devices.len()));
+                match try_node(&node, major, minor) {
+                    Ok(()) => {
+                        stage.devices.push(StandIn { major, minor, node });
+                        stage.claims.push(claim);
+                    }
+                    Err(error) => {
+                        tracing::debug!(major, minor, %error, "no stand-in");
+                        drop(fs::remove_file(&node));
+                    }
                 }
             }
-        }
-        if stage.devices.len() < count {
-            return Err(Failure::unsupported("this host lets no device be made and opened for the demo").into());
         }
         stage.config.devices.clone_from(&stage.devices);
         stage.config.paths.state = PathBuf::from(PLACE).join("state");
@@ -133,8 +153,38 @@ mod tests {
 
     #[test]
     fn what_is_open_here_is_no_candidate() {
-        let _full = fs::File::open("/dev/full").unwrap();
-        assert!(held_numbers(Path::new("/proc")).contains(&(1, 7)));
+        // Not /dev/full, whose holders other tests of this process count.
+        let _urandom = fs::File::open("/dev/urandom").unwrap();
+        assert!(held_numbers(Path::new("/proc")).contains(&(1, 9)));
+        // Two at once never get the same.
+        let _claimed = claim((0, 7)).unwrap();
+        assert_eq!(claim((0, 7)).unwrap_err().kind(), io::ErrorKind::AddrInUse);
         assert!(!candidates().any(|number| [(1, 3), (1, 5), (5, 0), (5, 2), (1, 8), (1, 9)].contains(&number)));
+    }
+
+    #[test]
+    fn two_at_once_get_different_devices() {
+        let (set, both) = (std::sync::Barrier::new(2), std::sync::Barrier::new(2));
+        let numbers = || {
+            set.wait();
+            let stage = Stage::set(&Config::default(), 3);
+            both.wait();
+            let stage = stage.map_err(|error| format!("{error:#}"))?;
+            let numbers: Vec<_> = stage.devices.iter().map(|device| (device.major, device.minor)).collect();
+            assert!(stage.strike());
+            Ok::<_, String>(numbers)
+        };
+        // Each with a mount namespace of its own, which ends with the thread.
+        let (one, other) = std::thread::scope(|scope| {
+            let other = scope.spawn(numbers);
+            (scope.spawn(numbers).join().unwrap(), other.join().unwrap())
+        });
+        match (one, other) {
+            (Ok(one), Ok(other)) => {
+                let all: BTreeSet<_> = one.iter().chain(&other).collect();
+                assert_eq!(all.len(), 6, "{one:?} {other:?}");
+            }
+            (Err(reason), _) | (_, Err(reason)) => eprintln!("SKIPPED: {reason}"),
+        }
     }
 }

@@ -50,7 +50,8 @@ struct Type {
     kind: u32,
     vlen: u32,
     kind_flag: bool,
-    size_or_type: u32,
+    /// Size of what has one, else the type that it is about.
+    detail: u32,
     /// Where the kind's own data begin.
     at: usize,
 }
@@ -100,7 +101,7 @@ impl Btf {
         let strings = header + string_at;
 
         // Type 0 is void and not stored.
-        let mut types = vec![Type { name: 0, kind: 0, vlen: 0, kind_flag: false, size_or_type: 0, at: 0 }];
+        let mut types = vec![Type { name: 0, kind: 0, vlen: 0, kind_flag: false, detail: 0, at: 0 }];
         let mut at = header + type_at;
         while at < end {
             let info = word(&data, at + 4)?;
@@ -117,7 +118,7 @@ impl Btf {
                 kind,
                 vlen,
                 kind_flag: info >> 31 != 0,
-                size_or_type: word(&data, at + 8)?,
+                detail: word(&data, at + 8)?,
                 at: at + 12,
             });
             at += 12 + own;
@@ -156,7 +157,7 @@ impl Btf {
     /// Number of parameters of a kernel function; `None` if there is no such function.
     pub fn parameters(&self, function: &str) -> Option<u32> {
         let function = self.types.get(self.named(kind::FUNC, function)? as usize)?;
-        let prototype = self.types.get(function.size_or_type as usize)?;
+        let prototype = self.types.get(function.detail as usize)?;
         (prototype.kind == kind::FUNC_PROTO).then_some(prototype.vlen)
     }
 
@@ -193,7 +194,7 @@ impl Btf {
             let found = self.types.get(id as usize).ok_or(BtfError::Damaged("type number out of range"))?;
             match found.kind {
                 kind::TYPEDEF | kind::VOLATILE | kind::CONST | kind::RESTRICT | kind::TYPE_TAG => {
-                    id = found.size_or_type;
+                    id = found.detail;
                 }
                 _ => return Ok(id),
             }
@@ -209,7 +210,7 @@ impl Btf {
                 let element = self.size(word(&self.data, found.at)?, depth + 1)?;
                 element.saturating_mul(word(&self.data, found.at + 8)?)
             }
-            kind::INT | kind::STRUCT | kind::UNION | kind::ENUM | kind::ENUM64 | kind::FLOAT => found.size_or_type,
+            kind::INT | kind::STRUCT | kind::UNION | kind::ENUM | kind::ENUM64 | kind::FLOAT => found.detail,
             _ => 0,
         })
     }
@@ -272,7 +273,7 @@ mod tests {
         let (inner_name, flag_name) = (maker.name("deep"), maker.name("bit"));
         let inner = maker.add("", kind::UNION, 2, false, 16, &[inner_name, array, 0, flag_name, int, 0]);
         let (first, last) = (maker.name("first"), maker.name("last"));
-        maker.add("outer", kind::STRUCT, 3, true, 40, &[first, int, 0, 0, inner, 64, last, int, 3 << 24 | 200]);
+        maker.add("outer", kind::STRUCT, 3, true, 40, &[first, int, 0, 0, inner, 64, last, int, 3 << 24 | 0xc8]);
         let prototype = maker.add("", kind::FUNC_PROTO, 3, false, 0, &[0, int, 0, int, 0, int]);
         maker.add("dup_fd", kind::FUNC, 1, false, prototype, &[]);
         maker.finish()

@@ -6,15 +6,15 @@ pub mod text;
 
 use std::{
     env,
-    io::{self, IsTerminal as _, Write as _},
+    io::{self, IsTerminal as _, Write},
 };
 
+use anyhow::Context as _;
 use sanitize::escape;
 
 /// `gpureap: <sentence>` on stderr.
-#[expect(clippy::print_stderr, reason = "this module is the one place for it")]
 pub fn diagnostic(error: &anyhow::Error) {
-    eprintln!("gpureap: {}", escape(&format!("{error:#}")));
+    diagnostic_text(&format!("gpureap: {}\n", escape(&format!("{error:#}"))));
 }
 
 /// How text may look on stdout.
@@ -40,34 +40,36 @@ impl Style {
 
 /// Text of our own making, written as it is.
 pub fn raw(bytes: &[u8]) -> anyhow::Result<()> {
-    let mut stdout = io::stdout().lock();
-    stdout.write_all(bytes)?;
-    stdout.flush()?;
-    Ok(())
+    write_to(&mut io::stdout().lock(), bytes).context("cannot write to stdout")
 }
 
-/// Text of our own making on stderr.
-#[expect(clippy::print_stderr, reason = "this module is the one place for it")]
-pub fn diagnostic_text(text: &str) -> anyhow::Result<()> {
-    eprint!("{text}");
-    io::stderr().flush()?;
-    Ok(())
+/// A reader that went away (`| head`) is no error: the command goes on to its end and tells by its exit code how it went.
+fn write_to(stdout: &mut dyn Write, bytes: &[u8]) -> io::Result<()> {
+    match stdout.write_all(bytes).and_then(|()| stdout.flush()) {
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        result => result,
+    }
 }
 
-/// Asks on the terminal; everything but a yes is a no.
+/// Text of our own making on stderr. Where stderr cannot be written there is no other place to say so.
+pub fn diagnostic_text(text: &str) {
+    drop(write_diagnostic(text));
+}
+
+fn write_diagnostic(text: &str) -> io::Result<()> {
+    let mut stderr = io::stderr().lock();
+    stderr.write_all(text.as_bytes())?;
+    stderr.flush()
+}
+
+/// Asks on the terminal; everything but a yes is a no, and so is a question that cannot be shown.
 pub fn ask(question: &str) -> anyhow::Result<bool> {
-    diagnostic_text(question)?;
+    if write_diagnostic(question).is_err() {
+        return Ok(false);
+    }
     let mut answer = String::new();
     io::stdin().read_line(&mut answer)?;
     Ok(matches!(answer.trim().to_ascii_lowercase().as_str(), "y" | "yes"))
-}
-
-/// The reader of our output went away (`| head`): the end of the work, not an error.
-pub fn is_closed_pipe(error: &anyhow::Error) -> bool {
-    error
-        .chain()
-        .filter_map(|cause| cause.downcast_ref::<io::Error>())
-        .any(|cause| cause.kind() == io::ErrorKind::BrokenPipe)
 }
 
 #[cfg(test)]
@@ -75,10 +77,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_closed_pipe_is_recognised_through_context() {
-        use anyhow::Context as _;
-        let broken = Err::<(), _>(io::Error::from(io::ErrorKind::BrokenPipe)).context("writing").unwrap_err();
-        assert!(is_closed_pipe(&broken));
-        assert!(!is_closed_pipe(&anyhow::anyhow!("broken pipe")));
+    fn a_reader_that_went_away_is_no_error() {
+        struct Fails(io::ErrorKind);
+        impl Write for Fails {
+            fn write(&mut self, _: &[u8]) -> io::Result<usize> {
+                Err(self.0.into())
+            }
+            fn flush(&mut self) -> io::Result<()> {
+                Ok(())
+            }
+        }
+        assert!(write_to(&mut Fails(io::ErrorKind::BrokenPipe), b"x").is_ok());
+        assert!(write_to(&mut Fails(io::ErrorKind::StorageFull), b"x").is_err());
     }
 }

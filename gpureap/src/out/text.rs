@@ -29,7 +29,7 @@ pub fn holders(report: &HoldersReport, style: Style) -> String {
     if report.devices.is_empty() && report.holders.is_empty() {
         text += "This host has no NVIDIA device, and no stand-in is configured.\n";
     } else if rows.is_empty() {
-        text += "No process holds a GPU.\n";
+        text += if report.complete { "No process holds a GPU.\n" } else { "No process that was seen holds a GPU.\n" };
     } else {
         text += &table(&rows, style);
     }
@@ -68,7 +68,7 @@ fn header(report: &HoldersReport) -> String {
 }
 
 /// A name as the JSON has it.
-fn word(value: &impl Serialize) -> String {
+pub fn word(value: &impl Serialize) -> String {
     match serde_json::to_value(value) {
         Ok(serde_json::Value::String(text)) => text,
         _ => String::new(),
@@ -285,7 +285,7 @@ fn count(number: u32, noun: &str) -> String {
 
 /// What does not fit a table.
 fn below(report: &HoldersReport, groups: &Groups<'_>) -> Vec<String> {
-    let HoldersReport { cannot_see, orphans, notes, .. } = report;
+    let HoldersReport { complete, cannot_see, orphans, notes, .. } = report;
     let mut lines = Vec::new();
     for (root, members) in groups {
         let end = members.iter().flat_map(|member| &member.lineage).find(|ancestor| ancestor.pid == root.pid);
@@ -300,6 +300,9 @@ fn below(report: &HoldersReport, groups: &Groups<'_>) -> Vec<String> {
             .map_or_else(String::new, |owner| format!(", last held by {} (pid {})", escape(&owner.comm), owner.pid));
         let files = count(orphan.files, "file");
         lines.push(format!("held by no process: {} {files} {}{owner}", escape(&orphan.node), word(&orphan.how)));
+    }
+    if !complete {
+        lines.push("incomplete: there may be holders that were not seen".to_owned());
     }
     if !cannot_see.is_empty() {
         let kinds: Vec<String> = cannot_see.iter().map(word).collect();
@@ -317,7 +320,7 @@ fn ended(exit: ExitReport) -> String {
 }
 
 /// `1000-1125, 1200`.
-fn ranges(sorted: &[u32]) -> String {
+pub fn ranges(sorted: &[u32]) -> String {
     let mut parts: Vec<(u32, u32)> = Vec::new();
     for pid in sorted {
         match parts.last_mut() {

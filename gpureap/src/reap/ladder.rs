@@ -253,7 +253,9 @@ impl Ladder<'_> {
                     self.look(climber);
                     climber.fate.exiting = last && climber.handle.is_some_and(|h| self.signaller.exiting(h));
                     let alone = !killed && !climber.fate.exiting;
-                    if alone && climber.fate.all_closed_ns().is_some_and(|closed| last || now >= closed + EXIT_AFTER_CLOSE) {
+                    if alone
+                        && climber.fate.all_closed_ns().is_some_and(|closed| last || now >= closed + EXIT_AFTER_CLOSE)
+                    {
                         climber.end(End::Released);
                     }
                 }

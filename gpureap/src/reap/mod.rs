@@ -96,16 +96,17 @@ pub fn reap(
     };
     let planned = reaper.plan(view, &subjects);
     let targets = planned.plan.targets().count();
+    let mut preview = reaper.dry_run(&planned);
+    preview.notes.extend(note.clone());
     if args.dry_run {
-        let report = reaper.dry_run(&planned);
-        print(args, &report, || text::plan(&report, first.name()))?;
+        print(args, &preview, || text::plan(&preview, first.name()))?;
         return Ok(Exit::Done);
     }
     if targets > 0 && !args.yes && std::io::stdin().is_terminal() {
-        out::diagnostic_text(&text::plan(&reaper.dry_run(&planned), first.name()))?;
+        out::diagnostic_text(&text::plan(&preview, first.name()));
         let question = format!("send {first} to {targets} {}? [y/N] ", text::plural(targets, "process", "processes"));
         if !out::ask(&question)? {
-            out::diagnostic_text("nothing was done\n")?;
+            out::diagnostic_text("nothing was done\n");
             return Ok(Exit::Held);
         }
     }

@@ -7,9 +7,14 @@ use std::{
     path::PathBuf,
 };
 
+use rustix::{
+    io::Errno,
+    process::{Pid, test_kill_process},
+};
+
 use super::{
     plan::Subject,
-    report::{Identity, Parent, People},
+    report::{Identity, Parent, People, Presence},
 };
 use crate::{
     model::{ProcKey, View},
@@ -79,6 +84,18 @@ impl People for ProcPeople {
             ..unknown
         }
     }
+
+    fn presence(&self, pid: u32) -> Presence {
+        let Some(number) = i32::try_from(pid).ok().and_then(Pid::from_raw) else { return Presence::Absent };
+        // The kernel knows every process, where /proc may be mounted to hide those of others.
+        if test_kill_process(number) == Err(Errno::SRCH) {
+            return Presence::Absent;
+        }
+        let status = fs::read_to_string(self.root.join(pid.to_string()).join("status"));
+        let Ok(status) = status else { return Presence::Hidden };
+        let process = status.lines().find_map(|line| line.strip_prefix("Tgid:")?.trim().parse().ok());
+        process.filter(|process| *process != pid).map_or(Presence::Here, Presence::ThreadOf)
+    }
 }
 
 #[cfg(test)]
@@ -96,6 +113,16 @@ mod tests {
         let parent = identity.parent.unwrap().pid;
         assert!(people.ancestors(pid).contains(&parent));
         assert_eq!(people.ancestors(u32::MAX), BTreeSet::new());
+        assert_eq!(people.presence(pid), Presence::Here);
+        assert_eq!(people.presence(u32::MAX), Presence::Absent);
+        // The highest that a kernel can be set to give.
+        assert_eq!(people.presence((1 << 22) + 1), Presence::Absent);
+        let thread = std::thread::spawn(move || {
+            let tid = rustix::thread::gettid().as_raw_nonzero().get() as u32;
+            ProcPeople::new("/proc").presence(tid)
+        });
+        assert_eq!(thread.join().unwrap(), Presence::ThreadOf(pid));
+        assert_eq!(ProcPeople::new("/nonexistent").presence(pid), Presence::Hidden);
         let other = people.identity(ProcKey::new(pid, start_ns + 1_000_000_000));
         assert_eq!(other, Identity { pid, start_ns: start_ns + 1_000_000_000, ..Identity::default() });
     }

@@ -80,6 +80,8 @@ pub enum Skip {
     KernelThread,
     Protected,
     Monitor,
+    /// It has a chosen device open without using it, and only use counts.
+    HandleOnly,
 }
 
 impl Skip {
@@ -90,8 +92,9 @@ impl Skip {
             Self::OwnSession => "it belongs to gpureap's own session; --include-own-session or --pid takes it along",
             Self::Init => "pid 1 is never signalled",
             Self::KernelThread => "kernel threads are never signalled",
-            Self::Protected => "it is part of the system; --include-protected takes it along",
-            Self::Monitor => "it is a monitor; --stop-monitors stops its unit",
+            Self::Protected => "it is part of the system",
+            Self::Monitor => "it is a monitor",
+            Self::HandleOnly => "it has it open without using it; --match any includes it",
         }
     }
 }
@@ -116,6 +119,8 @@ pub struct Row {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Plan {
     pub rows: Vec<Row>,
+    /// Processes that have chosen devices open in a way that does not count.
+    pub handle_only: Vec<Row>,
 }
 
 impl Plan {
@@ -123,7 +128,7 @@ impl Plan {
         self.rows.iter().filter(|row| row.action == Action::Signal)
     }
     pub fn skipped(&self) -> impl Iterator<Item = (&Row, Skip)> {
-        self.rows.iter().filter_map(|row| match row.action {
+        self.rows.iter().chain(&self.handle_only).filter_map(|row| match row.action {
             Action::Signal => None,
             Action::Skip(reason) => Some((row, reason)),
         })
@@ -138,6 +143,20 @@ impl Policy {
             Matching::Any => true,
         };
         chosen && holding && usage.fds + usage.maps > 0
+    }
+
+    /// Whether a process is one of those that were named, or none was.
+    pub fn names(&self, tgid: u32) -> bool {
+        self.pids.is_empty() || self.pids.contains(&tgid)
+    }
+
+    /// The chosen devices that a process without a hold that counts has open all the same.
+    pub fn handle_slots(&self, holder: &Holder) -> BTreeSet<Slot> {
+        if self.chosen_slots(holder).is_empty() {
+            Self { matching: Matching::Any, ..self.clone() }.chosen_slots(holder)
+        } else {
+            BTreeSet::new()
+        }
     }
 
     /// The chosen devices that this process holds in a way that counts.
@@ -181,26 +200,30 @@ impl Policy {
 /// classed as a job outside every session: its identity is checked again before any signal.
 pub fn plan(view: &View, subjects: &BTreeMap<ProcKey, Subject>, policy: &Policy) -> Plan {
     let unknown = Subject::default();
-    let mut rows: Vec<Row> = view
-        .holders
-        .iter()
-        .filter(|holder| policy.pids.is_empty() || policy.pids.contains(&holder.key.tgid))
-        .filter_map(|holder| {
-            let slots = policy.chosen_slots(holder);
-            if slots.is_empty() {
-                return None;
-            }
-            let subject = subjects.get(&holder.key).unwrap_or(&unknown);
-            Some(Row {
-                key: holder.key,
-                slots,
-                class: subject.class,
-                class_rule: subject.class_rule.clone(),
-                action: policy.action(holder.key, subject),
-            })
+    let row = |holder: &Holder, slots: BTreeSet<Slot>, action: &dyn Fn(&Subject) -> Action| {
+        let subject = subjects.get(&holder.key).unwrap_or(&unknown);
+        (!slots.is_empty()).then(|| Row {
+            key: holder.key,
+            slots,
+            class: subject.class,
+            class_rule: subject.class_rule.clone(),
+            action: action(subject),
         })
-        .collect();
+    };
+    let named = || view.holders.iter().filter(|holder| policy.names(holder.key.tgid));
+    Plan {
+        rows: sorted(named().filter_map(|holder| {
+            row(holder, policy.chosen_slots(holder), &|subject| policy.action(holder.key, subject))
+        })),
+        handle_only: sorted(
+            named().filter_map(|holder| row(holder, policy.handle_slots(holder), &|_| Action::Skip(Skip::HandleOnly))),
+        ),
+    }
+}
+
+fn sorted(rows: impl Iterator<Item = Row>) -> Vec<Row> {
+    let mut rows: Vec<Row> = rows.collect();
     rows.sort_by_key(|row| row.key);
     rows.dedup_by_key(|row| row.key);
-    Plan { rows }
+    rows
 }

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, path::Path};
 use super::{
     ladder::{Ladder, Ledger, Rungs},
     plan::{Plan, Policy, Row, Subject, plan},
-    report::{Identity, Parts, People, Report, Scene},
+    report::{Identity, Parts, People, Presence, Report, Scene, Unmatch, Unmatched},
     signaller::Signaller,
     stuck::Coroner,
     verdict::{Proof, judge, settle},
@@ -40,14 +40,28 @@ pub struct Planned {
     pub view: View,
     pub plan: Plan,
     pub identities: BTreeMap<ProcKey, Identity>,
+    pub unmatched: Vec<Unmatched>,
 }
 
 impl Reaper<'_> {
     /// Chooses from a view. `subjects` says what each of its holders is.
     pub fn plan(&self, view: View, subjects: &BTreeMap<ProcKey, Subject>) -> Planned {
         let plan = plan(&view, subjects, self.policy);
-        let identities = plan.rows.iter().map(|row| (row.key, self.identity(row.key))).collect();
-        Planned { view, plan, identities }
+        let rows = || plan.rows.iter().chain(&plan.handle_only);
+        let identities = rows().map(|row| (row.key, self.identity(row.key))).collect();
+        let named = self.policy.pids.iter().filter(|pid| !rows().any(|row| row.key.tgid == **pid));
+        let unmatched = named.map(|pid| self.unmatched(*pid)).collect();
+        Planned { view, plan, identities, unmatched }
+    }
+
+    fn unmatched(&self, pid: u32) -> Unmatched {
+        let (reason, process) = match self.people.presence(pid) {
+            Presence::Absent => (Unmatch::NoSuchProcess, None),
+            Presence::ThreadOf(process) => (Unmatch::Thread, Some(process)),
+            Presence::Here if self.eyes.look_at(pid).is_ok() => (Unmatch::HoldsNothing, None),
+            Presence::Here | Presence::Hidden => (Unmatch::NotVisible, None),
+        };
+        Unmatched { pid, reason, process }
     }
 
     /// One that is gone already may still be remembered by the kernel side.
@@ -61,8 +75,16 @@ impl Reaper<'_> {
     }
 
     fn parts<'p>(&'p self, planned: &'p Planned) -> Parts<'p> {
-        let Planned { view, plan, identities } = planned;
-        Parts { scene: &self.scene, policy: self.policy, plan, before: view, devices: self.devices, identities }
+        let Planned { view, plan, identities, unmatched } = planned;
+        Parts {
+            scene: &self.scene,
+            policy: self.policy,
+            plan,
+            before: view,
+            devices: self.devices,
+            identities,
+            unmatched,
+        }
     }
 
     /// The report of a plan that is not carried out.
@@ -84,7 +106,7 @@ impl Reaper<'_> {
         let now = self.signaller.now_ns();
         settle(&mut fates, &proof, self.policy, now);
         // Identities are kept from before; only those that appeared meanwhile are new.
-        let verdict = judge(&planned.plan, &fates, &proof, self.policy);
+        let verdict = judge(&planned.plan, &fates, &proof, self.policy, &planned.unmatched);
         for holder in &proof.respawned {
             planned.identities.insert(holder.key, self.identity(holder.key));
         }

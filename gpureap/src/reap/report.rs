@@ -8,12 +8,14 @@ use super::{
     ladder::{End, Fate},
     plan::{Class, Plan, Policy, Row, Skip, same_process},
     stuck::Stuck,
+    text::nodes,
     verdict::{Proof, Verdict},
 };
 use crate::{
     exit_code::Exit,
     host::Host,
-    model::{Backend, Device, DeviceKind, Holder, ProcKey, Slot, Source, View},
+    model::{Backend, Device, DeviceKind, Holder, How, ProcKey, Slot, Source, View},
+    out::text::ranges,
 };
 
 pub const SCHEMA: &str = "gpureap.reap/1";
@@ -52,6 +54,37 @@ pub struct Parent {
 /// Knows processes by name.
 pub trait People {
     fn identity(&self, key: ProcKey) -> Identity;
+    /// What stands behind a number that the caller gave.
+    fn presence(&self, pid: u32) -> Presence;
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Presence {
+    Absent,
+    Here,
+    /// It exists, and /proc does not show it to this caller.
+    Hidden,
+    /// A thread of this process.
+    ThreadOf(u32),
+}
+
+/// A pid that was named without being a chosen holder.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Unmatched {
+    pub pid: u32,
+    pub reason: Unmatch,
+    /// The process of the thread that was named.
+    pub process: Option<u32>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Unmatch {
+    NoSuchProcess,
+    HoldsNothing,
+    /// What it holds may not be seen by this caller.
+    NotVisible,
+    Thread,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -68,10 +101,15 @@ pub struct Report {
     pub verified: bool,
     pub source: Source,
     pub backend: Option<Backend>,
+    /// Whether the last look saw all that its source can see.
+    pub complete: bool,
+    /// Kinds of holding that the source can never see.
+    pub cannot_see: BTreeSet<How>,
     pub processes: Vec<Process>,
     pub devices: Vec<DeviceState>,
     pub respawned: Vec<Respawned>,
     pub skipped: Vec<Skipped>,
+    pub unmatched: Vec<Unmatched>,
     pub elapsed_ms: f64,
     pub notes: Vec<String>,
 }
@@ -231,6 +269,7 @@ pub struct Parts<'a> {
     pub devices: &'a [Device],
     /// Of everyone named in the report; asked for before the signals, as afterwards there is nobody left to ask.
     pub identities: &'a BTreeMap<ProcKey, Identity>,
+    pub unmatched: &'a [Unmatched],
 }
 
 impl Parts<'_> {
@@ -313,6 +352,27 @@ impl Parts<'_> {
         self.plan.skipped().map(skipped).collect()
     }
 
+    /// Names those who have chosen devices open in a way that does not count.
+    fn handle_only(&self, view: &View) -> Option<String> {
+        let (mut pids, mut slots) = (BTreeSet::new(), BTreeSet::new());
+        for holder in view.holders.iter().filter(|holder| self.policy.names(holder.key.tgid)) {
+            let open = self.policy.handle_slots(holder);
+            if !open.is_empty() {
+                pids.insert(holder.key.tgid);
+                slots.extend(open);
+            }
+        }
+        let nodes = nodes(&self.nodes(&slots));
+        let list = ranges(&pids.iter().copied().collect::<Vec<_>>());
+        match pids.len() {
+            0 => None,
+            1 => Some(format!("process {list} has {nodes} open without using it; `--match any` includes it")),
+            count => Some(format!(
+                "{count} processes have {nodes} open without using it (pids {list}); `--match any` includes them"
+            )),
+        }
+    }
+
     /// The chosen devices, and of the others those that were held; with everything chosen only what was held, and GPUs.
     fn device_states(&self, after: Option<&View>, fates: &[Fate]) -> Vec<DeviceState> {
         let first = fates.iter().flat_map(|fate| &fate.sent).map(|sent| sent.at_ns).min();
@@ -353,10 +413,13 @@ impl Parts<'_> {
             verified: false,
             source: self.before.source,
             backend: self.before.backend,
+            complete: self.before.complete,
+            cannot_see: self.before.cannot_see.clone(),
             processes: Vec::new(),
             devices: Vec::new(),
             respawned: Vec::new(),
             skipped: self.skipped(),
+            unmatched: self.unmatched.to_vec(),
             elapsed_ms: millis(self.scene.begun_ns, ended_ns),
             notes: Vec::new(),
         }
@@ -368,7 +431,7 @@ impl Parts<'_> {
             dry_run: true,
             processes: self.plan.targets().map(|row| self.process(row)).collect(),
             devices: self.device_states(None, &[]),
-            notes: self.before.notes.clone(),
+            notes: self.before.notes.iter().cloned().chain(self.handle_only(self.before)).collect(),
             ..self.report(now_ns)
         }
     }
@@ -384,6 +447,7 @@ impl Parts<'_> {
     ) -> Report {
         let Verdict { outcome, exit, verified, mut notes } = verdict;
         notes.extend(proof.view.notes.iter().cloned());
+        notes.extend(self.handle_only(&proof.view));
         if fates.iter().any(|fate| !fate.sent.is_empty()) {
             notes.push("device memory is not looked at yet, only files".to_owned());
         }
@@ -397,6 +461,8 @@ impl Parts<'_> {
             verified,
             source: proof.view.source,
             backend: proof.view.backend,
+            complete: proof.view.complete,
+            cannot_see: proof.view.cannot_see.clone(),
             processes: self.plan.targets().zip(fates).map(process).collect(),
             devices: self.device_states(Some(&proof.view), fates),
             respawned: proof

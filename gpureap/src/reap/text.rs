@@ -1,11 +1,16 @@
 //! A reap for people: one line for each process, then the proof.
 
-use std::fmt::Write as _;
-
-use super::report::{Ending, ExitStatus, Identity, Outcome, Process, Report};
+use super::{
+    plan::Skip,
+    report::{Ending, ExitStatus, Identity, Outcome, Process, Report, Skipped, Unmatch, Unmatched},
+};
 use crate::{
+    exit_code::Exit,
     model::Source,
-    out::sanitize::{command_line, escape},
+    out::{
+        sanitize::{command_line, escape},
+        text::word,
+    },
 };
 
 /// Longest command line that is shown.
@@ -28,7 +33,7 @@ fn who(identity: &Identity) -> String {
 }
 
 /// Several of a kind: `/dev/nvidia0, /dev/nvidia1 and 4 more`.
-fn nodes(nodes: &[String]) -> String {
+pub fn nodes(nodes: &[String]) -> String {
     match nodes {
         [first, second, third, rest @ ..] if !rest.is_empty() => {
             format!("{first}, {second}, {third} and {} more", rest.len())
@@ -122,14 +127,57 @@ pub fn plan(report: &Report, first_signal: &str) -> String {
         process(&mut text, entry, first_signal.strip_prefix("SIG").unwrap_or(first_signal));
     }
     skipped(&mut text, report);
-    if text.is_empty() {
-        push(&mut text, "nobody holds what was chosen");
+    for entry in &report.unmatched {
+        push(&mut text, &unmatched(entry, ""));
     }
+    if text.is_empty() {
+        let how = if used_only(report) { "uses" } else { "holds" };
+        let whom = if report.complete { "nobody" } else { "nobody that was seen" };
+        push(&mut text, &format!("{whom} {how} what was chosen"));
+    }
+    incomplete(&mut text, report);
+    notes(&mut text, report);
     text
 }
 
+/// Why a process that was named is not reaped.
+fn unmatched(entry: &Unmatched, how: &str) -> String {
+    let Unmatched { pid, reason, process } = entry;
+    match (reason, process) {
+        (Unmatch::NoSuchProcess, _) => format!("no process {pid}"),
+        (Unmatch::HoldsNothing, _) => format!("process {pid} holds nothing of what was chosen{how}"),
+        (Unmatch::NotVisible, _) => {
+            format!("process {pid}: not permitted, what it holds is not visible to this caller; root may look")
+        }
+        (Unmatch::Thread, Some(process)) => format!("{pid} is a thread of process {process}; name the process"),
+        (Unmatch::Thread, None) => format!("{pid} is a thread; name its process"),
+    }
+}
+
+/// Whether there are processes that have what was chosen open without using it.
+fn used_only(report: &Report) -> bool {
+    report.skipped.iter().any(|entry| entry.reason == Skip::HandleOnly)
+}
+
+fn incomplete(text: &mut String, report: &Report) {
+    if !report.complete {
+        push(text, "incomplete: there may be holders that were not seen");
+    }
+}
+
+fn notes(text: &mut String, report: &Report) {
+    for note in &report.notes {
+        push(text, &format!("note: {}", escape(note)));
+    }
+}
+
+/// Those with a handle alone are in a note, all in one line.
+fn skipped_holders(report: &Report) -> impl Iterator<Item = &Skipped> {
+    report.skipped.iter().filter(|entry| entry.reason != Skip::HandleOnly)
+}
+
 fn skipped(text: &mut String, report: &Report) {
-    for entry in &report.skipped {
+    for entry in skipped_holders(report) {
         push(
             text,
             &format!(
@@ -164,16 +212,21 @@ pub fn report(report: &Report) -> String {
             &format!("appeared  {}  {}  {}{by}", who(&entry.identity), nodes(&entry.nodes), command(&entry.identity)),
         );
     }
-    for note in &report.notes {
-        push(&mut text, &format!("note: {}", escape(note)));
+    // Where nothing else was to be done, they are the last line.
+    if report.outcome != Some(Outcome::NothingToDo) {
+        for entry in &report.unmatched {
+            push(&mut text, &format!("note: {}", unmatched(entry, "")));
+        }
     }
+    incomplete(&mut text, report);
+    notes(&mut text, report);
     push(&mut text, &proof(report));
     text
 }
 
 /// The last line.
 fn proof(report: &Report) -> String {
-    let Report { outcome, verified, source, processes, devices, respawned, skipped, elapsed_ms, .. } = report;
+    let Report { outcome, processes, devices, respawned, elapsed_ms, .. } = report;
     let time = took(*elapsed_ms);
     let held: Vec<String> = devices
         .iter()
@@ -183,11 +236,11 @@ fn proof(report: &Report) -> String {
     let held = if held.is_empty() { "what was chosen".to_owned() } else { nodes(&held) };
     match outcome {
         None => "nothing was done".to_owned(),
-        Some(Outcome::NothingToDo) => format!("free: nobody held what was chosen{}", how(*verified, *source)),
+        Some(Outcome::NothingToDo) => nothing_to_do(report),
         Some(Outcome::Freed) => {
             let gone = processes.len();
             let what = plural(gone, "process", "processes");
-            format!("freed in {time}: {gone} {what} gone{}", how(*verified, *source))
+            format!("freed in {time}: {gone} {what} gone{}", how(report))
         }
         Some(Outcome::Held) => {
             let mut causes = Vec::new();
@@ -195,9 +248,11 @@ fn proof(report: &Report) -> String {
                 .iter()
                 .filter(|entry| matches!(entry.result, Some(Ending::Survived | Ending::NotPermitted | Ending::Failed)))
                 .count();
-            for (count, what) in
-                [(still, "not freed"), (respawned.len(), "appeared meanwhile"), (skipped.len(), "skipped")]
-            {
+            for (count, what) in [
+                (still, "not freed"),
+                (respawned.len(), "appeared meanwhile"),
+                (skipped_holders(report).count(), "skipped"),
+            ] {
                 if count > 0 {
                     causes.push(format!("{count} {what}"));
                 }
@@ -212,13 +267,29 @@ fn proof(report: &Report) -> String {
     }
 }
 
-fn how(verified: bool, source: Source) -> String {
-    let mut text = String::new();
-    let written = match (verified, source) {
-        (true, _) => write!(text, ", verified by a full sweep of the kernel"),
-        (false, Source::Proc) => write!(text, ", as far as /proc shows to this caller"),
-        (false, _) => write!(text, ", not verified: the sweep was not complete"),
-    };
-    written.expect("writing to a string does not fail");
-    text
+fn nothing_to_do(report: &Report) -> String {
+    let how = how(report);
+    if !report.unmatched.is_empty() {
+        let sentences: Vec<String> = report.unmatched.iter().map(|entry| unmatched(entry, &how)).collect();
+        sentences.join("; ")
+    } else if report.exit_code != Exit::Done as u8 {
+        format!("nothing was done: nobody that was seen holds what was chosen{how}")
+    } else if used_only(report) {
+        format!("nothing to do: nobody uses what was chosen{how}")
+    } else {
+        format!("free: nobody held what was chosen{how}")
+    }
+}
+
+fn how(report: &Report) -> String {
+    let Report { verified, source, cannot_see, .. } = report;
+    match (verified, source) {
+        (true, _) if cannot_see.is_empty() => ", verified by a full sweep of the kernel".to_owned(),
+        (true, _) => {
+            let kinds: Vec<String> = cannot_see.iter().map(word).collect();
+            format!(", verified by a full sweep of the kernel (which cannot see {})", kinds.join(", "))
+        }
+        (false, Source::Proc) => ", as far as /proc shows to this caller".to_owned(),
+        (false, _) => ", not verified: the sweep was not complete".to_owned(),
+    }
 }

@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, time::Duration};
 use super::{
     ladder::{End, Fate},
     plan::{Action, Plan, Policy, Skip, same_process},
-    report::Outcome,
+    report::{Outcome, Unmatch, Unmatched},
     signaller::{Signal, Signaller},
 };
 use crate::{
@@ -63,6 +63,10 @@ impl Proof {
             match row.map(|row| row.action) {
                 Some(Action::Signal) => proof.still.push(holder.key),
                 Some(Action::Skip(reason)) => proof.skipped.push((holder.key, reason)),
+                // One that had it open without using it, and uses it now.
+                None if plan.handle_only.iter().any(|row| same_process(row.key, holder.key)) => {
+                    proof.respawned.push(holder.clone());
+                }
                 // A holder that was there before and that the filters left out stays as it is.
                 None if before.holders.iter().any(|old| same_process(old.key, holder.key)) => {}
                 None if holder.key.tgid == policy.own => {}
@@ -116,8 +120,8 @@ pub struct Verdict {
 
 /// Weighs everything. With several causes the first of unkillable (4), held (3), protected (5) and kernel reference (6)
 /// wins. Holders that are skipped because gpureap was started by them, or in their session, are living holders that
-/// nobody protects: held.
-pub fn judge(plan: &Plan, fates: &[Fate], proof: &Proof, policy: &Policy) -> Verdict {
+/// nobody protects: held. `unmatched`: what was named and is no holder.
+pub fn judge(plan: &Plan, fates: &[Fate], proof: &Proof, policy: &Policy, unmatched: &[Unmatched]) -> Verdict {
     let unkillable = fates.iter().any(|fate| fate.end == End::Survived && fate.was_sent(Signal::Kill));
     let protected = |reason: &Skip| matches!(reason, Skip::Protected | Skip::Monitor);
     let held = !proof.still.is_empty()
@@ -151,14 +155,22 @@ pub fn judge(plan: &Plan, fates: &[Fate], proof: &Proof, policy: &Policy) -> Ver
 
     let verified = exit == Exit::Done && proof.view.complete && proof.view.source != Source::Proc;
     if exit == Exit::Done && !verified {
-        // Chosen by pid, the processes themselves are the proof: their pidfds say that they are gone; one of which nothing
-        // was seen may hold out of this caller's sight. And /proc tells root of every process, if not of files in flight.
-        let seen_all = proof.view.source == Source::Proc && policy.privileged;
-        if (policy.pids.is_empty() || plan.rows.is_empty()) && !proof.view.complete && !seen_all {
-            notes.push("this caller cannot see every process, so it is not verified that the GPUs are free".to_owned());
+        // /proc tells root of every process, if not of files in flight.
+        let sees_all = proof.view.complete || proof.view.source == Source::Proc && policy.privileged;
+        // What was named is known to hold nothing or to be gone, unless it may not be looked at.
+        let unseen = if policy.pids.is_empty() {
+            !sees_all
+        } else {
+            unmatched.iter().any(|entry| entry.reason == Unmatch::NotVisible)
+        };
+        if unseen && policy.pids.is_empty() {
+            notes.push("not every process could be seen, so it is not verified that the GPUs are free".to_owned());
+        } else {
+            notes.push("not verified by a sweep of the kernel, only by what this caller may see".to_owned());
+        }
+        if unseen && plan.targets().next().is_none() {
             return Verdict { outcome, exit: Exit::NotPermitted, verified, notes };
         }
-        notes.push("not verified by a sweep of the kernel, only by what this caller may see".to_owned());
     }
     Verdict { outcome, exit, verified, notes }
 }

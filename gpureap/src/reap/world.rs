@@ -76,6 +76,8 @@ struct State {
     looked: u32,
     orphans_until: u64,
     complete: bool,
+    blind: BTreeSet<How>,
+    source: Option<Source>,
 }
 
 impl State {
@@ -124,6 +126,17 @@ impl World {
         self.0.borrow_mut().complete = false;
     }
 
+    /// A look through /proc: never complete, and blind to what is in flight.
+    pub(super) fn proc_only(&self) {
+        let mut state = self.0.borrow_mut();
+        (state.complete, state.source) = (false, Some(Source::Proc));
+        state.blind = [How::InFlight].into();
+    }
+
+    pub(super) fn blind(&self, to: &[How]) {
+        self.0.borrow_mut().blind = to.iter().copied().collect();
+    }
+
     fn holder(actor: &Actor, slots: &BTreeSet<Slot>) -> Option<Holder> {
         let usage = |slot: &Slot| {
             (*slot, Usage { fds: 1, maps: u32::from(actor.mapped), ever_mapped: actor.mapped, ..Usage::default() })
@@ -145,10 +158,10 @@ impl Eyes for World {
         let holders = state.actors.iter().filter_map(|actor| Self::holder(actor, &state.held(actor))).collect();
         let orphan = Orphan { slot: 0, files: 1, how: How::InFlight, last_owner: None };
         Ok(View {
-            source: Source::Map,
+            source: state.source.unwrap_or(Source::Map),
             backend: None,
             complete: state.complete,
-            cannot_see: BTreeSet::new(),
+            cannot_see: state.blind.clone(),
             lost_events: 0,
             swept_ns: None,
             open_files: BTreeMap::new(),

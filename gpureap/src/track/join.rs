@@ -14,9 +14,15 @@ use crate::model::{Holder, How, Orphan, Slot};
 pub struct MapState {
     pub tables: HashMap<u64, Table>,
     pub holders: Vec<(HolderKey, Count)>,
-    pub files: HashMap<u64, File>,
-    pub procs: HashMap<u32, Proc>,
+    pub files: Files,
+    pub procs: Procs,
 }
+
+/// Device files by the address of their `struct file`.
+pub type Files = HashMap<u64, File>;
+
+/// Processes of interest by tgid.
+pub type Procs = HashMap<u32, Proc>;
 
 /// Which slot a device number has.
 pub type SlotOf<'a> = &'a dyn Fn(u32) -> Option<Slot>;
@@ -113,17 +119,25 @@ pub fn files_in_sweep(records: &[SweepRecord], slot_of: SlotOf<'_>) -> BTreeMap<
 /// References to files that a sweep's records do not account for: a descriptor in flight, a table of another process, a
 /// system call under way.
 pub fn has_unseen_references(records: &[SweepRecord]) -> bool {
-    let mut files: HashMap<u64, (i64, HashSet<(u64, u32)>, i64)> = HashMap::new();
+    #[derive(Default)]
+    struct Seen {
+        refs: i64,
+        unknown: bool,
+        descriptors: HashSet<(u64, u32)>,
+        maps: i64,
+    }
+    let mut files: HashMap<u64, Seen> = HashMap::new();
     for record in distinct(records) {
-        let (refs, descriptors, maps) = files.entry(record.file).or_insert_with(|| (i64::MIN, HashSet::new(), 0));
-        *refs = (*refs).max(record.refs);
+        let seen = files.entry(record.file).or_default();
+        seen.refs = seen.refs.max(record.refs);
+        seen.unknown |= record.refs < 0;
         if record.fd == MAPPING {
-            *maps += 1;
+            seen.maps += 1;
         } else {
-            descriptors.insert((record.table, record.fd));
+            seen.descriptors.insert((record.table, record.fd));
         }
     }
-    files.values().any(|(refs, descriptors, maps)| *refs < 0 || *refs > descriptors.len() as i64 + maps)
+    files.values().any(|seen| seen.unknown || seen.refs > seen.descriptors.len() as i64 + seen.maps)
 }
 
 /// Processes that a reader must look at one by one: owners of tables with devices, and those that may have a mapping.
@@ -191,7 +205,7 @@ pub fn from_map(state: &MapState, records: &[SweepRecord], slot_of: SlotOf<'_>) 
 }
 
 /// Adds what is remembered of the processes: from whom they inherited, what they have ever mapped.
-pub fn remember(holders: &mut BTreeMap<ProcKey, Holder>, procs: &HashMap<u32, Proc>) {
+pub fn remember(holders: &mut BTreeMap<ProcKey, Holder>, procs: &Procs) {
     for holder in holders.values_mut() {
         let Some(process) = procs.get(&holder.key.tgid).filter(|process| process.start_ns == holder.key.start_ns)
         else {
@@ -214,7 +228,7 @@ pub fn remember(holders: &mut BTreeMap<ProcKey, Holder>, procs: &HashMap<u32, Pr
 
 /// Files that no table and no mapping refers to. `uses_uring` tells whether a process has an io_uring.
 pub fn orphans(
-    files: &HashMap<u64, File>,
+    files: &Files,
     records: &[SweepRecord],
     now_ns: u64,
     uses_uring: &dyn Fn(ProcKey) -> bool,
@@ -285,7 +299,7 @@ mod tests {
             fd,
             dev: DEV,
             nlink: 1,
-            _pad: 0,
+            pad: 0,
         }
     }
 
@@ -355,8 +369,8 @@ mod tests {
         MapState {
             tables: HashMap::from([(0x107, table)]),
             holders: vec![(
-                HolderKey { table: 0x107, slot: 0, _pad: 0 },
-                Count { first_ns: 5, last_ns: 9, fds, _pad: 0 },
+                HolderKey { table: 0x107, slot: 0, pad: 0 },
+                Count { first_ns: 5, last_ns: 9, fds, pad: 0 },
             )],
             ..MapState::default()
         }

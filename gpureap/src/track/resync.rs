@@ -123,13 +123,14 @@ impl Seen {
 }
 
 impl Resync {
-    /// One round: the map read before and after the sweep.
+    /// One round: the map read before and after the sweep. `gone` tells that a process is no more.
     pub fn round(
         &mut self,
         before: &MapState,
         records: &[SweepRecord],
         after: &MapState,
         slot_of: SlotOf<'_>,
+        gone: &dyn Fn(ProcKey) -> bool,
     ) -> Round {
         let seen = Seen::new(records, slot_of);
         let mut round = Round::default();
@@ -200,11 +201,12 @@ impl Resync {
             }
         }
         for (address, table) in &after.tables {
-            let gone = table.total == 0
+            // Most tables go when their last user exits. What is left is of threads that exited at the same instant, and
+            // of tables that several processes shared.
+            let idle = table.total == 0
                 && !seen.owners.contains_key(address)
-                && before.tables.get(address).is_some_and(|first| first.seq == table.seq)
-                && table.flags & table_flag::DYING != 0;
-            if gone {
+                && before.tables.get(address).is_some_and(|first| first.seq == table.seq);
+            if idle && (table.flags & table_flag::DYING != 0 || gone(ProcKey::new(table.tgid, table.start_ns))) {
                 round.fixes.push(Fix::ForgetTable { table: *address });
             }
         }
@@ -272,7 +274,7 @@ mod tests {
         let process = gpureap_common::record::Proc { start_ns: 1, ..Default::default() };
         MapState {
             tables: HashMap::from([(0x10, table)]),
-            holders: vec![(HolderKey { table: 0x10, slot: 0, _pad: 0 }, Holder { fds, ..Holder::default() })],
+            holders: vec![(HolderKey { table: 0x10, slot: 0, pad: 0 }, Holder { fds, ..Holder::default() })],
             files: HashMap::from([(0xa, File { dev: 5, fds: file_fds, seq: 3, ..File::default() })]),
             procs: HashMap::from([(7, process)]),
         }
@@ -281,7 +283,7 @@ mod tests {
     #[test]
     fn agreement_settles_at_once() {
         let map = state(1, 1, 1);
-        let round = Resync::default().round(&map, &[record(7, 0x10, 3, 0xa)], &map, &slot_of);
+        let round = Resync::default().round(&map, &[record(7, 0x10, 3, 0xa)], &map, &slot_of, &|_| false);
         assert!(round.settled(), "{round:?}");
     }
 
@@ -290,9 +292,9 @@ mod tests {
         let map = state(2, 1, 2);
         let records = [record(7, 0x10, 3, 0xa)];
         let mut resync = Resync::default();
-        let first = resync.round(&map, &records, &map, &slot_of);
+        let first = resync.round(&map, &records, &map, &slot_of, &|_| false);
         assert_eq!((first.fixes.len(), first.pending), (0, 2));
-        let second = resync.round(&map, &records, &map, &slot_of);
+        let second = resync.round(&map, &records, &map, &slot_of, &|_| false);
         assert_eq!(second.pending, 0);
         assert!(second.fixes.contains(&Fix::AdjustFile { address: 0xa, delta: -1 }));
         assert!(second.fixes.iter().any(|fix| matches!(fix, Fix::Adjust { table: 0x10, slot: 0, delta: -1, .. })));
@@ -303,7 +305,7 @@ mod tests {
         let records = [record(7, 0x10, 3, 0xa)];
         let mut resync = Resync::default();
         for seq in 1..10 {
-            let round = resync.round(&state(2, seq, 1), &records, &state(2, seq + 1, 1), &slot_of);
+            let round = resync.round(&state(2, seq, 1), &records, &state(2, seq + 1, 1), &slot_of, &|_| false);
             assert_eq!(round.fixes, [], "the sequence number moved while the sweep ran");
             assert_eq!(round.pending, 1);
         }
@@ -311,7 +313,7 @@ mod tests {
         let mut resync = Resync::default();
         for seq in 1..10 {
             let map = state(2, seq, 1);
-            assert_eq!(resync.round(&map, &records, &map, &slot_of).fixes, []);
+            assert_eq!(resync.round(&map, &records, &map, &slot_of, &|_| false).fixes, []);
         }
     }
 
@@ -320,14 +322,14 @@ mod tests {
         let records = [record(7, 0x10, 3, 0xa), record(8, 0x20, 4, 0xa), record(8, 0, MAPPING, 0xa)];
         let mut resync = Resync::default();
         let mut map = MapState::default();
-        let first = resync.round(&map, &records, &map, &slot_of);
+        let first = resync.round(&map, &records, &map, &slot_of, &|_| false);
         assert!(first.fixes.iter().any(|fix| matches!(fix, Fix::InsertFile { address: 0xa, .. })));
         assert!(
             first.fixes.iter().any(|fix| matches!(fix, Fix::Mark { key: ProcKey { tgid: 8, .. }, slot: Some(0), .. }))
         );
         assert_eq!(first.pending, 2);
         map.files.insert(0xa, File { dev: 5, ..File::default() });
-        let second = resync.round(&map, &records, &map, &slot_of);
+        let second = resync.round(&map, &records, &map, &slot_of, &|_| false);
         let deltas: Vec<i32> = second
             .fixes
             .iter()
@@ -342,8 +344,8 @@ mod tests {
         // The file was inserted, then its only descriptor closed: the hook counted to -1, the sweep sees none.
         let map = state(-1, 4, -1);
         let mut resync = Resync::default();
-        resync.round(&map, &[], &map, &slot_of);
-        let second = resync.round(&map, &[], &map, &slot_of);
+        resync.round(&map, &[], &map, &slot_of, &|_| false);
+        let second = resync.round(&map, &[], &map, &slot_of, &|_| false);
         assert!(second.fixes.contains(&Fix::AdjustFile { address: 0xa, delta: 1 }));
         assert!(second.fixes.iter().any(|fix| matches!(fix, Fix::Adjust { delta: 1, .. })));
     }
@@ -351,8 +353,21 @@ mod tests {
     #[test]
     fn a_file_that_nobody_has_is_checked_against_its_memory() {
         let map = state(0, 1, 0);
-        let round = Resync::default().round(&map, &[], &map, &slot_of);
+        let round = Resync::default().round(&map, &[], &map, &slot_of, &|_| false);
         assert_eq!(round.fixes, [Fix::CheckFile { address: 0xa }]);
+    }
+
+    #[test]
+    fn an_empty_table_goes_with_its_process() {
+        let map = state(0, 1, 1);
+        let forgets = |gone: bool| {
+            let round = Resync::default().round(&map, &[], &map, &slot_of, &|_| gone);
+            round.fixes.contains(&Fix::ForgetTable { table: 0x10 })
+        };
+        assert!(forgets(true) && !forgets(false));
+        let held = state(1, 1, 1);
+        let round = Resync::default().round(&held, &[record(7, 0x10, 3, 0xa)], &held, &slot_of, &|_| true);
+        assert!(round.settled(), "one that holds stays: {round:?}");
     }
 
     #[test]
@@ -360,8 +375,8 @@ mod tests {
         let map = state(1, 1, 1);
         let records = [record(9, 0x10, 3, 0xa)];
         let mut resync = Resync::default();
-        resync.round(&map, &records, &map, &slot_of);
-        let second = resync.round(&map, &records, &map, &slot_of);
+        resync.round(&map, &records, &map, &slot_of, &|_| false);
+        let second = resync.round(&map, &records, &map, &slot_of, &|_| false);
         assert!(second.fixes.iter().any(|fix| matches!(
             fix,
             Fix::Adjust { delta: 0, owner: Some(Owner { key: ProcKey { tgid: 9, .. }, .. }), .. }

@@ -6,6 +6,10 @@ use std::{
     time::{Duration, Instant},
 };
 
+use gpureap::{
+    cli::HoldersArgs,
+    config::{Config, Overrides, Paths},
+};
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -147,6 +151,21 @@ impl Bench {
     /// `holders --json` with more arguments.
     pub fn holders(&self, rest: &[&str]) -> Seen {
         Seen::new(self.run(&[&["holders", "--json"], rest].concat()).expect_code(0).json())
+    }
+
+    /// What `holders --json` would print, by the library in this process: for tests that look hundreds of times in an
+    /// emulated machine.
+    pub fn look(&self) -> Seen {
+        let paths = Paths {
+            pin: self.pins(),
+            config: self.path("config.toml"),
+            run: self.path("run"),
+            state: self.path("state"),
+            ..Paths::from_env(|_| None)
+        };
+        let config = Config::load(paths, Overrides::default()).expect("the configuration");
+        let report = gpureap::commands::holders::report(&HoldersArgs { json: true, ..HoldersArgs::default() }, &config);
+        Seen::new(serde_json::to_value(report.expect("a report")).expect("a report is JSON"))
     }
 
     /// Waits until `holders` shows the truth; panics with what differs.

@@ -1,5 +1,5 @@
 //! What the kernel tests share: running the actor ([`Actor`]), running gpureap ([`Bench`], [`Daemon`]) and comparing
-//! what is true with what is seen ([`compare`]).
+//! what is true with what is seen (`compare`).
 #![expect(clippy::print_stderr, reason = "test output")]
 
 use std::{

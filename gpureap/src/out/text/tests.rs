@@ -80,6 +80,10 @@ fn nothing_to_show() {
         (device.holders, device.open_files) = (0, Some(0));
     }
     assert!(holders(&report, TERMINAL).contains("No process holds a GPU.\n"));
+    report.complete = false;
+    let text = holders(&report, TERMINAL);
+    assert!(text.contains("No process that was seen holds a GPU.\n"), "{text}");
+    assert!(text.contains("\nincomplete: there may be holders that were not seen\n"), "{text}");
     report.devices.clear();
     assert!(holders(&report, TERMINAL).contains("This host has no NVIDIA device"));
 }

@@ -4,10 +4,10 @@ use serde_json::Value;
 
 use super::{ladder_of, policy, scripted::reap_with};
 use crate::{
-    model::Eyes as _,
+    model::{Eyes as _, How},
     reap::{
         ladder::Rungs,
-        plan::{Class, Subject},
+        plan::{Class, Matching, Policy, Subject},
         reaper::Reaper,
         world::{Actor, React, Told, World, actor},
     },
@@ -78,6 +78,21 @@ fn reports_fit_their_schema() {
         policy: &policy,
         scene: super::scene(0),
     };
+    // Handles alone, and numbers that were named and are no holders.
+    let world_of_handles = World::new(vec![Actor { mapped: false, ..actor(10) }, actor(11)]);
+    world_of_handles.blind(&[How::InFlight, How::IoUring]);
+    let attached = Policy {
+        matching: Matching::Attached,
+        slots: Some([0].into()),
+        pids: [10, 11, 12, 1_500, 2_000].into(),
+        ..super::policy()
+    };
+    let (report, _) = reap_with(&world_of_handles, &attached, &subjects, ladder_of(50, 100));
+    let value = serde_json::to_value(&report).unwrap();
+    check(&value);
+    assert_eq!((report.skipped.len(), report.unmatched.len(), report.cannot_see.len()), (1, 3, 2));
+    assert_eq!(serde_json::from_value::<crate::reap::report::Report>(value).unwrap(), report);
+
     let report = reaper.dry_run(&reaper.plan(world.view().unwrap(), &subjects));
     check(&serde_json::to_value(report).unwrap());
 }

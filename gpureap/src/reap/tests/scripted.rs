@@ -8,7 +8,7 @@ use crate::{
     model::Eyes as _,
     reap::{
         ladder::Rungs,
-        plan::{Class, Policy, Skip, Subject},
+        plan::{Class, Matching, Policy, Skip, Subject},
         reaper::Reaper,
         report::{Ending, Outcome, Report},
         signaller::{
@@ -356,7 +356,16 @@ fn an_incomplete_sweep_proves_nothing() {
     let world = World::new(vec![actor(10)]);
     world.incomplete();
     let (report, _) = reap_with(&world, &policy(), &Subjects::new(), ladder_of(10, 100));
+    assert_eq!((report.outcome, report.exit_code, report.verified), (Some(Outcome::Freed), Exit::Done as u8, false));
+    assert!(report.notes.iter().any(|note| note.contains("it is not verified")), "{:?}", report.notes);
+    let text = text::report(&report);
+    assert!(text.contains("\nincomplete: ") && text.ends_with("not verified: the sweep was not complete\n"), "{text}");
+    // With nobody to reap, nothing was done and nothing is known.
+    let world = World::new(vec![]);
+    world.incomplete();
+    let (report, _) = reap_with(&world, &policy(), &Subjects::new(), ladder_of(10, 100));
     assert_eq!((report.exit_code, report.verified), (Exit::NotPermitted as u8, false));
+    assert!(!text::report(&report).contains("free:"), "{report:?}");
     // Chosen by pid, the process itself is the proof.
     let mut by_pid = policy();
     by_pid.pids = [10].into();
@@ -412,6 +421,19 @@ fn a_dry_run_does_nothing() {
     assert!(report.dry_run && report.outcome.is_none() && world.sent().is_empty());
     let text = text::plan(&report, "SIGTERM");
     assert!(text.starts_with("TERM           10  root") && text.ends_with("would be signalled\n"), "{text}");
+    // With nobody to be seen, it says how much that is worth.
+    let world = World::new(vec![]);
+    world.proc_only();
+    let reaper = Reaper { eyes: &world, signaller: &mut world.clone(), ledger: &mut Told::default(), ..reaper };
+    let mut view = world.view().unwrap();
+    view.notes.push("40 processes may not be read".to_owned());
+    let text = text::plan(&reaper.dry_run(&reaper.plan(view, &Subjects::new())), "SIGTERM");
+    let expected = [
+        "nobody that was seen holds what was chosen",
+        "incomplete: there may be holders that were not seen",
+        "note: 40 processes may not be read",
+    ];
+    assert_eq!(text.lines().collect::<Vec<_>>(), expected);
 }
 
 #[test]
@@ -421,4 +443,121 @@ fn zero_grace_still_terms_first() {
         Rungs { now: false, grace: Duration::ZERO, timeout: Duration::from_secs(1) },
     );
     assert_eq!(world.sent(), [(10, Term), (10, Kill)]);
+}
+
+fn last_line(report: &Report) -> String {
+    text::report(report).lines().last().unwrap().to_owned()
+}
+
+#[test]
+fn an_ordinary_user_reaps_what_is_theirs() {
+    let user = Policy { privileged: false, ..policy() };
+    let reap = |actors: Vec<Actor>, policy: &Policy| {
+        let world = World::new(actors);
+        world.proc_only();
+        reap_with(&world, policy, &Subjects::new(), ladder_of(10, 100)).0
+    };
+    let report = reap(vec![actor(10)], &user);
+    assert_eq!((report.outcome, report.exit_code, report.verified), (Some(Outcome::Freed), 0, false));
+    assert!(last_line(&report).ends_with("1 process gone, as far as /proc shows to this caller"), "{report:?}");
+    let report = reap(vec![], &user);
+    assert_eq!((report.outcome, report.exit_code), (Some(Outcome::NothingToDo), Exit::NotPermitted as u8));
+    assert!(last_line(&report).starts_with("nothing was done: nobody that was seen holds"), "{report:?}");
+    // /proc hides no process from root.
+    assert_eq!(reap(vec![], &policy()).exit_code, 0);
+}
+
+#[test]
+fn what_the_source_cannot_see_is_part_of_the_proof() {
+    use crate::model::How::{InFlight, IoUring};
+    for (blind, actors, end) in [
+        (&[][..], vec![actor(10)], "1 process gone, verified by a full sweep of the kernel"),
+        (
+            &[InFlight, IoUring][..],
+            vec![actor(10)],
+            "1 process gone, verified by a full sweep of the kernel (which cannot see in-flight, io_uring)",
+        ),
+        (&[InFlight][..], vec![], "verified by a full sweep of the kernel (which cannot see in-flight)"),
+    ] {
+        let world = World::new(actors);
+        world.blind(blind);
+        let (report, _) = reap_with(&world, &policy(), &Subjects::new(), ladder_of(10, 100));
+        assert!(report.verified && report.complete && report.exit_code == 0);
+        assert_eq!(report.cannot_see, blind.iter().copied().collect());
+        assert!(last_line(&report).ends_with(end), "{report:?}");
+    }
+}
+
+#[test]
+fn a_pid_that_is_no_holder_is_named() {
+    let reap = |actors: Vec<Actor>, pids: &[u32], proc_only: bool| {
+        let world = World::new(actors);
+        if proc_only {
+            world.proc_only();
+        }
+        let policy = Policy { pids: pids.iter().copied().collect(), privileged: false, ..policy() };
+        reap_with(&world, &policy, &Subjects::new(), ladder_of(10, 100)).0
+    };
+    let unreadable = || Actor { slots: [].into(), unreadable: true, ..actor(11) };
+    for (pids, proc_only, exit, line) in [
+        (&[1_500][..], false, Exit::Done, "no process 1500"),
+        (
+            &[12][..],
+            false,
+            Exit::Done,
+            "process 12 holds nothing of what was chosen, verified by a full sweep of the kernel",
+        ),
+        (
+            &[12, 1_500][..],
+            true,
+            Exit::Done,
+            "process 12 holds nothing of what was chosen, as far as /proc shows to this caller; no process 1500",
+        ),
+        (&[2_000][..], false, Exit::Done, "2000 is a thread of process 10; name the process"),
+        (
+            &[11][..],
+            true,
+            Exit::NotPermitted,
+            "process 11: not permitted, what it holds is not visible to this caller; root may look",
+        ),
+    ] {
+        let report = reap(vec![actor(10), unreadable()], pids, proc_only);
+        assert_eq!((report.outcome, report.exit_code), (Some(Outcome::NothingToDo), exit as u8), "{pids:?}");
+        assert_eq!(last_line(&report), line, "{pids:?}");
+    }
+    // Beside one that was reaped, it is a note.
+    let report = reap(vec![actor(10), unreadable()], &[10, 11, 1_500], true);
+    assert_eq!((report.outcome, report.exit_code, report.unmatched.len()), (Some(Outcome::Freed), 0, 2));
+    let text = text::report(&report);
+    assert!(text.contains("note: no process 1500\n") && text.contains("note: process 11: not permitted"), "{text}");
+}
+
+#[test]
+fn those_with_a_handle_alone_are_named_and_left_alone() {
+    let attached = Policy { slots: Some([0].into()), matching: Matching::Attached, ..policy() };
+    let handle = |pid| Actor { mapped: false, ..actor(pid) };
+    let reap = |actors: Vec<Actor>, policy: &Policy| {
+        let world = World::new(actors);
+        (reap_with(&world, policy, &Subjects::new(), ladder_of(10, 100)).0, world.sent())
+    };
+    let (report, sent) = reap(vec![handle(10), handle(11), actor(12), handle(20)], &attached);
+    assert_eq!((report.outcome, report.exit_code, sent), (Some(Outcome::Freed), 0, vec![(12, Term)]));
+    let skipped: Vec<_> = report.skipped.iter().map(|entry| (entry.identity.pid, entry.reason)).collect();
+    assert_eq!(skipped, [10, 11, 20].map(|pid| (pid, Skip::HandleOnly)));
+    let text = text::report(&report);
+    let note = "3 processes have /dev/nvidia0 open without using it (pids 10-11, 20); `--match any` includes them";
+    assert!(text.contains(&format!("note: {note}\n")) && !text.contains("skipped"), "{text}");
+    let (report, sent) = reap(vec![handle(10)], &attached);
+    assert_eq!((report.outcome, report.exit_code, sent), (Some(Outcome::NothingToDo), 0, vec![]));
+    let text = text::report(&report);
+    assert!(text.contains("note: process 10 has /dev/nvidia0 open without using it; `--match any` includes it\n"));
+    assert!(text.ends_with("nothing to do: nobody uses what was chosen, verified by a full sweep of the kernel\n"));
+    // Named by pid, it is told all the same; those that were not named are not.
+    let named = Policy { pids: [10].into(), ..attached.clone() };
+    let (report, _) = reap(vec![handle(10), handle(11)], &named);
+    assert_eq!((report.skipped.len(), report.unmatched.len()), (1, 0));
+    // Another device, and any handle.
+    assert!(reap(vec![Actor { slots: [1].into(), ..handle(10) }], &attached).0.skipped.is_empty());
+    let any = Policy { matching: Matching::Any, ..attached };
+    assert_eq!(reap(vec![handle(10)], &any).1, [(10, Term)]);
 }
