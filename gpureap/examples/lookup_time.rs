@@ -26,12 +26,14 @@ fn main() -> anyhow::Result<()> {
     let open_ns = times(ROUNDS / 10, || open().map(drop))?;
     let view_ns = times(ROUNDS, || eyes.view().map(drop))?;
     let read_maps_ns = times(ROUNDS, || read_maps(eyes.handles()).map(drop).context("read the maps"))?;
+    let procs_ns = times(ROUNDS, || eyes.handles().procs().map(drop).context("read the map of processes"))?;
     let result = json!({
         "backend": view.backend,
         "holders": view.holders.len(),
         "open_ns": open_ns,
         "view_ns": view_ns,
         "read_maps_ns": read_maps_ns,
+        "procs_ns": procs_ns,
     });
     println!("{result}");
     Ok(())

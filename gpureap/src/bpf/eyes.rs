@@ -264,6 +264,11 @@ impl KernelEyes {
         if !healed {
             self.resync()?;
         }
+        self.gate_sweep()
+    }
+
+    /// A full sweep that the next reads of the gate are measured against: they need none of their own.
+    fn gate_sweep(&self) -> anyhow::Result<View> {
         let (records, _) = resync::refresh_candidates(&self.handles, &|dev| self.slot_of(dev))?;
         let mut holders = join::from_sweep(&records, &|dev| self.slot_of(dev));
         join::remember(&mut holders, &self.handles.procs()?.into_iter().collect());
@@ -316,7 +321,11 @@ impl Eyes for KernelEyes {
     }
 
     fn sweep(&self) -> anyhow::Result<View> {
-        self.swept_view(if self.backend.is_some() { Source::Map } else { Source::Snapshot })
+        match self.backend {
+            None => self.swept_view(Source::Snapshot),
+            Some(Backend::Gate) => self.gate_sweep(),
+            Some(Backend::Kprobe | Backend::Fentry) => self.swept_view(Source::Map),
+        }
     }
 
     fn look_at(&self, tgid: u32) -> anyhow::Result<Option<Holder>> {

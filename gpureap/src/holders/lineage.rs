@@ -1,6 +1,11 @@
 //! Ancestors: from the kernel's memory where it has them, else from /proc as long as they live.
 
-use std::{collections::BTreeSet, path::Path};
+use std::{
+    cell::RefCell,
+    collections::{BTreeSet, HashMap},
+    path::Path,
+    rc::Rc,
+};
 
 use super::report::{AncestorReport, ExitReport};
 use crate::{
@@ -11,16 +16,39 @@ use crate::{
 /// Longer chains are a mistake or an attack.
 const MAX_DEPTH: usize = 64;
 
+/// Processes by pid, each read once: the holders of one job have the same ancestors.
+pub(super) struct Readings<'a> {
+    pub(super) root: &'a Path,
+    read: RefCell<HashMap<u32, Option<Rc<Facts>>>>,
+}
+
+impl<'a> Readings<'a> {
+    pub(super) fn new(root: &'a Path) -> Self {
+        Self { root, read: RefCell::default() }
+    }
+
+    /// Whoever has that pid.
+    pub(super) fn any(&self, tgid: u32) -> Option<Rc<Facts>> {
+        let read = || Facts::read_any(self.root, tgid).map(Rc::new);
+        self.read.borrow_mut().entry(tgid).or_insert_with(read).clone()
+    }
+
+    /// `None` when it is gone.
+    pub(super) fn of(&self, key: ProcKey) -> Option<Rc<Facts>> {
+        self.any(key.tgid).filter(|facts| facts.started_at(key.start_ns))
+    }
+}
+
 /// From the parent upwards. Ends before pid 1, or where nobody knows further.
 pub(super) fn chain(
     key: ProcKey,
     source: &dyn LineageSource,
-    proc: &Path,
+    readings: &Readings<'_>,
     facts: Option<&Facts>,
 ) -> Vec<AncestorReport> {
     let mut list = Vec::new();
     let mut seen = BTreeSet::from([key]);
-    let mut next = parent(source.lookup(key).as_ref(), facts, proc);
+    let mut next = parent(source.lookup(key).as_ref(), facts, readings);
     while let Some(key) = next {
         if key.tgid <= 1 || list.len() == MAX_DEPTH || !seen.insert(key) {
             break;
@@ -28,32 +56,32 @@ pub(super) fn chain(
         let known = source.lookup(key);
         // One that is known to be dead need not be looked for.
         let dead = known.as_ref().is_some_and(|ancestor| ancestor.exit.is_some());
-        let alive = if dead { None } else { Facts::read(proc, key.tgid, key.start_ns) };
-        next = parent(known.as_ref(), alive.as_ref(), proc);
+        let alive = if dead { None } else { readings.of(key) };
+        next = parent(known.as_ref(), alive.as_deref(), readings);
         match (known, alive) {
             (None, None) => break,
-            (known, alive) => list.push(report(key, known.as_ref(), alive)),
+            (known, alive) => list.push(report(key, known.as_ref(), alive.as_deref())),
         }
     }
     list
 }
 
 /// The parent at fork if that was recorded, else the present one.
-fn parent(known: Option<&Ancestor>, alive: Option<&Facts>, proc: &Path) -> Option<ProcKey> {
+fn parent(known: Option<&Ancestor>, alive: Option<&Facts>, readings: &Readings<'_>) -> Option<ProcKey> {
     known.and_then(|ancestor| ancestor.parent).or_else(|| {
         let ppid = alive?.ppid;
-        Facts::read_any(proc, ppid).map(|facts| ProcKey::new(ppid, facts.start_ns))
+        readings.any(ppid).map(|facts| ProcKey::new(ppid, facts.start_ns))
     })
 }
 
-fn report(key: ProcKey, known: Option<&Ancestor>, alive: Option<Facts>) -> AncestorReport {
+fn report(key: ProcKey, known: Option<&Ancestor>, alive: Option<&Facts>) -> AncestorReport {
     let Ancestor { key: _, parent: _, comm, argv, argv_cut, uid, cgroup_id: _, exit } =
         known.cloned().unwrap_or_default();
     let is_alive = alive.is_some();
     // What lives tells more than what was kept of it.
     let (comm, argv, argv_cut, uid) = match alive {
         Some(Facts { comm, argv: full, uid: now, .. }) if !full.is_empty() || known.is_none() => {
-            (comm, full, false, now)
+            (comm.clone(), full.clone(), false, *now)
         }
         _ => (comm, argv, argv_cut, Some(uid)),
     };

@@ -3,8 +3,12 @@
 mod lineage;
 pub mod report;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::Path,
+};
 
+use lineage::Readings;
 use report::{DeviceReport, HeldReport, HolderReport, HoldersReport, Origin, OrphanReport, ProcessName, Role, SCHEMA};
 
 use crate::{
@@ -61,8 +65,9 @@ pub fn build(
     let Host { name, boot_id, now, boottime_ns: _ } = &options.host;
     let mut counts: BTreeMap<Slot, u32> = BTreeMap::new();
     let mut reports = Vec::new();
+    let readings = Readings::new(&paths.proc);
     for holder in holders.iter().filter(|holder| options.wants(holder)) {
-        if let Some(report) = holder_report(holder, *source, devices, lineage, paths, options) {
+        if let Some(report) = holder_report(holder, *source, devices, lineage, &readings, options) {
             for slot in holder.usage.keys() {
                 *counts.entry(*slot).or_default() += 1;
             }
@@ -128,24 +133,24 @@ fn holder_report(
     source: Source,
     devices: &Devices,
     lineage: &dyn LineageSource,
-    paths: &Paths,
+    readings: &Readings<'_>,
     options: &Options,
 ) -> Option<HolderReport> {
     let Holder { key, usage, how, private_tids, inherited_from, from_snapshot } = holder;
-    let facts = Facts::read(&paths.proc, key.tgid, key.start_ns);
+    let facts = readings.of(*key);
     let known = lineage.lookup(*key);
     let exited = known.as_ref().is_some_and(|ancestor| ancestor.exit.is_some());
-    if facts.is_none() && (exited || source == Source::Proc || is_gone(*key, paths)) {
+    if facts.is_none() && (exited || source == Source::Proc || is_gone(*key, readings.root)) {
         // It ended between the look and now: no holder any more.
         return None;
     }
-    let ancestors = lineage::chain(*key, lineage, &paths.proc, facts.as_ref());
+    let ancestors = lineage::chain(*key, lineage, readings, facts.as_deref());
     let parent = facts.as_ref().map(|facts| facts.ppid).filter(|ppid| *ppid > 0).map(|ppid| {
-        let facts = Facts::read_any(&paths.proc, ppid);
+        let facts = readings.any(ppid);
         ProcessName {
             pid: ppid,
             start_ns: facts.as_ref().map(|facts| facts.start_ns),
-            comm: facts.map(|facts| facts.comm).unwrap_or_default(),
+            comm: facts.map(|facts| facts.comm.clone()).unwrap_or_default(),
         }
     });
     // Only one whose own parent is dead was left behind; the farthest of the dead names the job.
@@ -157,7 +162,7 @@ fn holder_report(
     });
     let mut threads = Vec::new();
     if options.threads {
-        for thread in facts.iter().flat_map(|facts| facts.threads(&paths.proc)) {
+        for thread in facts.iter().flat_map(|facts| facts.threads(readings.root)) {
             if !threads.contains(&thread.comm) {
                 threads.push(thread.comm);
             }
@@ -180,7 +185,7 @@ fn holder_report(
     let known = known.unwrap_or_default();
     let state = facts.as_ref().map(|facts| facts.state);
     // What /proc does not show, the kernel may remember.
-    let seen = facts.unwrap_or_else(|| Facts {
+    let unknown = || Facts {
         tgid: key.tgid,
         start_ns: key.start_ns,
         state: '?',
@@ -197,7 +202,8 @@ fn holder_report(
         place: crate::process::Place::default(),
         thread_count: 0,
         is_kernel_thread: false,
-    });
+    };
+    let seen = facts.map_or_else(unknown, |facts| Facts::clone(&facts));
     let Facts { nspids, comm, argv, exe, exe_deleted, uid, user, cgroup, place, .. } = seen;
     let crate::process::Place { unit, container, slurm_job, pod } = place;
     Some(HolderReport {
@@ -230,8 +236,8 @@ fn holder_report(
 }
 
 /// Where /proc shows others' processes at all, one that it does not show is gone.
-fn is_gone(key: ProcKey, paths: &Paths) -> bool {
-    paths.proc.join("1/stat").exists() || paths.proc.join(key.tgid.to_string()).exists()
+fn is_gone(key: ProcKey, proc: &Path) -> bool {
+    proc.join("1/stat").exists() || proc.join(key.tgid.to_string()).exists()
 }
 
 fn orphan_report(orphan: &Orphan, devices: &Devices) -> OrphanReport {

@@ -170,12 +170,26 @@ fn dead_ancestors_are_told() {
 }
 
 #[test]
+fn each_process_is_read_once() {
+    let proc = tempfile::tempdir().unwrap();
+    let place = proc.path().join("7");
+    std::fs::create_dir(&place).unwrap();
+    std::fs::write(place.join("stat"), "7 (x) S 1 1 1 0 -1 0 0 0 0 0 0 0 0 0 20 0 1 0 5 0 0").unwrap();
+    let readings = Readings::new(proc.path());
+    let facts = readings.any(7).unwrap();
+    std::fs::remove_dir_all(&place).unwrap();
+    assert_eq!(readings.of(ProcKey::new(7, facts.start_ns)), Some(facts));
+    assert_eq!(readings.of(ProcKey::new(7, 0)), None, "another process that had this pid");
+    assert_eq!(readings.any(8), None);
+}
+
+#[test]
 fn loops_in_the_lineage_end() {
     let mut memory = Memory::default();
     remember(&mut memory, ProcKey::new(498, START_NS), key(400), None);
     remember(&mut memory, key(400), key(401), Some(0));
     remember(&mut memory, key(401), key(400), Some(0));
-    let chain = lineage::chain(ProcKey::new(498, START_NS), &memory, &fixture().proc, None);
+    let chain = lineage::chain(ProcKey::new(498, START_NS), &memory, &Readings::new(&fixture().proc), None);
     assert_eq!(chain.iter().map(|ancestor| ancestor.pid).collect::<Vec<_>>(), [400, 401]);
 }
 

@@ -19,7 +19,7 @@ use rustix::{
 
 use super::{
     place::{Place, cgroup_path},
-    stat::{Stat, Status},
+    stat::{self, Stat, Status},
 };
 
 /// What /proc tells of a process.
@@ -102,8 +102,11 @@ impl Facts {
         })
     }
 
-    /// Its threads by tid, the leader included; empty when it is gone.
+    /// Its threads by tid, the leader included; empty when it is gone. Of a process with one thread all is read already.
     pub fn threads(&self, root: &Path) -> Vec<Thread> {
+        if self.thread_count == 1 {
+            return vec![Thread { tid: self.tgid, comm: self.comm.clone() }];
+        }
         let Some(dir) = self.dir(root) else { return Vec::new() };
         let mut tids = dir.tids();
         tids.sort_unstable();
@@ -126,6 +129,11 @@ impl Facts {
         let text = lossy(&self.dir(root)?.read(&format!("task/{tid}/stack"))?);
         let frames = text.lines().map(|line| line.split_once("] ").map_or(line, |(_, frame)| frame).to_owned());
         Some(frames.collect())
+    }
+
+    /// Whether this is the process that started at that boottime, as far as /proc tells.
+    pub fn started_at(&self, start_ns: u64) -> bool {
+        stat::same_start(self.start_ns, start_ns)
     }
 
     /// The directory, if it still is this process's.

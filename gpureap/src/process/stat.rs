@@ -58,6 +58,11 @@ impl Stat {
     }
 }
 
+/// Whether two boottimes are the start of one process, one or both of them read here.
+pub fn same_start(one_ns: u64, other_ns: u64) -> bool {
+    one_ns / tick_ns() == other_ns / tick_ns()
+}
+
 /// Nanoseconds of a clock tick.
 fn tick_ns() -> u64 {
     1_000_000_000 / rustix::param::clock_ticks_per_second().max(1)

@@ -179,7 +179,7 @@ pub(super) fn run(options: &Options) -> Result<()> {
     let lookup = look_up(&place, &lookup)?;
     notes.extend(place.log().into_iter().map(|line| format!("the daemon said: {line}")));
 
-    let bars = bars(&loads, &lookup);
+    let bars = bars(&loads, &lookup, &probe_set);
     let results = Results { descriptors: DESCRIPTORS, holders: *holders, loads, lookup };
     let tables = tables(&results);
     let report = Report { bench: "holders", surroundings, probe_set, bars, notes, results };
@@ -238,8 +238,10 @@ struct Lookup {
     open: Stats,
     /// `Eyes::view`: holders, verified.
     view: Stats,
-    /// `read_maps`: what the view starts from.
+    /// `read_maps`: what the view starts from where the kernel counts.
     read_maps: Stats,
+    /// `Handles::procs`: what it starts from with the gate.
+    procs: Stats,
 }
 
 fn look_up(place: &Place, example: &Path) -> Result<Lookup> {
@@ -249,31 +251,40 @@ fn look_up(place: &Place, example: &Path) -> Result<Lookup> {
         open_ns: Vec<f64>,
         view_ns: Vec<f64>,
         read_maps_ns: Vec<f64>,
+        procs_ns: Vec<f64>,
     }
     let load = Load::start(LOOKUP_HOLDERS, LOOKUP_HOLDERS, &place.node())?;
     let text = process::output(&mut place.command(example, &[]))?;
-    let Told { holders, open_ns, view_ns, read_maps_ns } = serde_json::from_str(&text).context("lookup_time")?;
+    let Told { holders, open_ns, view_ns, read_maps_ns, procs_ns } =
+        serde_json::from_str(&text).context("lookup_time")?;
     ensure!(holders == load.holders.len(), "the library found {holders} holders of {}", load.holders.len());
     let stats =
         |ns: Vec<f64>| Stats::of_ms(ns.into_iter().map(|ns| ns / 1e6).collect()).context("lookup_time told no times");
-    Ok(Lookup { holders, open: stats(open_ns)?, view: stats(view_ns)?, read_maps: stats(read_maps_ns)? })
+    Ok(Lookup {
+        holders,
+        open: stats(open_ns)?,
+        view: stats(view_ns)?,
+        read_maps: stats(read_maps_ns)?,
+        procs: stats(procs_ns)?,
+    })
 }
 
-fn bars(loads: &[LoadResult], lookup: &Lookup) -> Vec<Bar> {
+fn bars(loads: &[LoadResult], lookup: &Lookup, probe_set: &str) -> Vec<Bar> {
     let (Some(few), Some(many)) = (loads.first(), loads.last()) else { return Vec::new() };
     let own = many.median(Who::Map);
     let over = |whole: Option<f64>, part: Option<f64>| Some(whole? / part?);
     let growth = if few.processes < many.processes { over(own, few.median(Who::Map)) } else { None };
     let at = many.processes;
+    let maps = if probe_set == "gate" { lookup.procs } else { lookup.read_maps };
     vec![
         Bar::at_most(format!("`gpureap holders --json`, whole process, {at} processes"), 5.0, "ms", own),
         Bar::at_least(format!("faster than fuser, {at} processes"), 100.0, "×", over(many.median(Who::Fuser), own)),
         Bar::at_most(format!("its time at {at} processes by that at {}", few.processes), 1.3, "×", growth),
         Bar::at_most(
-            format!("map lookup in the library, {} holders: the maps as they are", lookup.holders),
+            format!("map lookup in the library, {} holders: the maps that `{probe_set}` keeps", lookup.holders),
             50.0,
             "µs",
-            Some(lookup.read_maps.median_ms * 1e3),
+            Some(maps.median_ms * 1e3),
         ),
         Bar::at_most(
             format!("map lookup in the library, {} holders: the verified view", lookup.holders),
@@ -307,14 +318,15 @@ fn tables(results: &Results) -> String {
         }
         text.push('\n');
     }
-    let Lookup { holders, open, view, read_maps } = lookup;
+    let Lookup { holders, open, view, read_maps, procs } = lookup;
     push(
         &mut text,
         format_args!(
             "## Inside one process, {holders} holders\n\n| call | rounds | min µs | median µs | p90 µs |\n|---|--:|--:|--:|--:|\n"
         ),
     );
-    for (call, stats) in [("read_maps", read_maps), ("Eyes::view", view), ("from_pins", open)] {
+    let calls = [("Handles::procs", procs), ("read_maps", read_maps), ("Eyes::view", view), ("from_pins", open)];
+    for (call, stats) in calls {
         let Stats { rounds, min_ms, median_ms, p90_ms } = *stats;
         let [min, median, p90] = [min_ms, median_ms, p90_ms].map(|ms| short(ms * 1e3));
         push(&mut text, format_args!("| `{call}` | {rounds} | {min} | {median} | {p90} |\n"));
@@ -353,8 +365,10 @@ mod tests {
             };
             LoadResult { processes, all_processes: 0, rows: vec![row(Who::Map, own), row(Who::Fuser, fuser)] }
         };
-        let lookup = Lookup { holders: 64, open: stats(1.0), view: stats(0.1), read_maps: stats(0.04) };
-        let measured = |loads: &[LoadResult]| bars(loads, &lookup).iter().map(|bar| bar.measured).collect::<Vec<_>>();
+        let lookup =
+            Lookup { holders: 64, open: stats(1.0), view: stats(0.1), read_maps: stats(0.04), procs: stats(0.02) };
+        let measured =
+            |loads: &[LoadResult]| bars(loads, &lookup, "kprobe").iter().map(|bar| bar.measured).collect::<Vec<_>>();
         let both = measured(&[load(300, 2.0, 50.0), load(3000, 3.0, 600.0)]);
         assert_eq!(both, [3.0, 200.0, 1.5, 40.0, 100.0].map(Some));
         assert_eq!(measured(&[load(300, 2.0, 50.0)])[2], None);
