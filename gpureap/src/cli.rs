@@ -12,6 +12,7 @@ use crate::{
     config::{Overrides, StandIn, duration},
     gpu::select::By,
     model::{Backend, Source},
+    reap::scope::Scope,
 };
 
 /// Who holds the GPU, and how to get it back.
@@ -205,6 +206,12 @@ pub struct ReapArgs {
     /// Time to wait for the GPUs to be free after the last signal
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = duration)]
     pub timeout: Duration,
+    /// What goes with the holders
+    #[arg(long, value_enum, default_value_t = Scope::Process)]
+    pub scope: Scope,
+    /// Also monitors: the systemd units of those that have one are stopped, the others are signalled
+    #[arg(long)]
+    pub stop_monitors: bool,
     /// Print the plan and stop
     #[arg(long)]
     pub dry_run: bool,

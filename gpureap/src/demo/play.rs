@@ -24,6 +24,7 @@ use crate::{
         reaper::Reaper,
         record::{FILE, Record},
         report::{Ending, Outcome, Report, Scene},
+        scope::Scope,
         signaller::{Opened, Signaller as _},
         stuck::Coroner,
         text,
@@ -275,6 +276,7 @@ fn reap(
         own_session: people.session(std::process::id()),
         ancestors: people.ancestors(std::process::id()),
         include_own_session: false,
+        stop_monitors: false,
         include_protected: BTreeSet::new(),
         privileged: true,
     };
@@ -286,8 +288,11 @@ fn reap(
         signaller: &mut signaller,
         ledger: &mut record,
         people: &people,
+        kinship: &people,
         devices,
         policy: &policy,
+        scope: Scope::Process,
+        fenced: false,
         scene,
     };
     let planned = reaper.plan(view, &subjects);

@@ -1,8 +1,10 @@
 //! What /proc tells about processes, read from an injectable root. Whatever is missing or unreadable is `None`.
 
+pub mod cgroup;
 pub mod facts;
 pub mod place;
 pub mod stat;
+pub mod table;
 pub mod walk;
 
 pub use facts::{Facts, Thread};

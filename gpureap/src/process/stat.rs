@@ -15,6 +15,8 @@ pub struct Stat {
     pub state: char,
     pub ppid: u32,
     pub session: u32,
+    /// It has a controlling terminal.
+    pub terminal: bool,
     pub threads: u32,
     /// Since boot, in clock ticks.
     pub start_ticks: u64,
@@ -40,6 +42,7 @@ impl Stat {
             state: fields.first()?.chars().next()?,
             ppid: small(1)?,
             session: small(3).unwrap_or(0),
+            terminal: number(4).is_some_and(|tty| tty != 0),
             threads: small(17)?,
             start_ticks: number(19)?,
             kernel_thread: number(6)? & KERNEL_THREAD != 0,

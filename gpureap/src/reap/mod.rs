@@ -7,9 +7,11 @@ pub mod plan;
 pub mod reaper;
 pub mod record;
 pub mod report;
+pub mod scope;
 pub mod signaller;
 pub mod stuck;
 pub mod text;
+pub mod units;
 pub mod verdict;
 
 #[cfg(test)]
@@ -64,6 +66,7 @@ fn policy(args: &ReapArgs, config: &Config, devices: &Devices, people: &ProcPeop
         own_session: people.session(std::process::id()),
         ancestors: people.ancestors(std::process::id()),
         include_own_session: args.include_own_session,
+        stop_monitors: args.stop_monitors,
         include_protected: BTreeSet::new(),
         privileged: rustix::process::geteuid().is_root(),
     })
@@ -90,8 +93,11 @@ pub fn reap(
         signaller: &mut signaller,
         ledger: &mut record,
         people: &people,
+        kinship: &people,
         devices: devices.list(),
         policy: &policy,
+        scope: args.scope,
+        fenced: false,
         scene,
     };
     let planned = reaper.plan(view, &subjects);

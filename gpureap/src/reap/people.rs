@@ -1,7 +1,7 @@
 //! Who a process is, from /proc, at the moment of asking.
 
 use std::{
-    cell::RefCell,
+    cell::{OnceCell, RefCell},
     collections::{BTreeMap, BTreeSet},
     fs,
     path::PathBuf,
@@ -13,12 +13,18 @@ use rustix::{
 };
 
 use super::{
-    plan::Subject,
+    plan::{Subject, Via},
     report::{Identity, Parent, People, Presence},
+    scope::Kinship,
 };
 use crate::{
     model::{ProcKey, View},
-    process::{Facts, stat::Stat},
+    process::{
+        Facts,
+        cgroup::{self, Hierarchies, JobCgroup},
+        stat::Stat,
+        table::Table,
+    },
 };
 
 /// Reads each process once: plan and report ask for the same ones.
@@ -26,16 +32,25 @@ use crate::{
 pub struct ProcPeople {
     root: PathBuf,
     known: RefCell<BTreeMap<ProcKey, Option<Facts>>>,
+    hierarchies: OnceCell<Hierarchies>,
 }
 
 impl ProcPeople {
     pub fn new(root: impl Into<PathBuf>) -> Self {
-        Self { root: root.into(), known: RefCell::default() }
+        Self { root: root.into(), known: RefCell::default(), hierarchies: OnceCell::new() }
     }
 
     fn facts(&self, key: ProcKey) -> Option<Facts> {
         let read = || Facts::read(&self.root, key.tgid, key.start_ns);
         self.known.borrow_mut().entry(key).or_insert_with(read).clone()
+    }
+
+    fn hierarchies(&self) -> &Hierarchies {
+        self.hierarchies.get_or_init(|| Hierarchies::read(&self.root))
+    }
+
+    fn subject_of(facts: &Facts) -> Subject {
+        Subject { session: facts.session, kernel_thread: facts.is_kernel_thread, ..Subject::default() }
     }
 
     fn stat(&self, pid: u32) -> Option<Stat> {
@@ -44,10 +59,7 @@ impl ProcPeople {
 
     /// What the plan must know of the holders. A process that is gone is left out: it is not signalled anyway.
     pub fn subjects(&self, view: &View) -> BTreeMap<ProcKey, Subject> {
-        let subject = |key: ProcKey| {
-            let Facts { session, is_kernel_thread: kernel_thread, .. } = self.facts(key)?;
-            Some((key, Subject { session, kernel_thread, ..Subject::default() }))
-        };
+        let subject = |key: ProcKey| Some((key, Self::subject_of(&self.facts(key)?)));
         view.holders.iter().filter_map(|holder| subject(holder.key)).collect()
     }
 
@@ -69,6 +81,13 @@ impl ProcPeople {
 }
 
 impl People for ProcPeople {
+    fn service(&self, key: ProcKey) -> Option<String> {
+        let Facts { cgroup, place, .. } = self.facts(key)?;
+        // Units of a user's own manager are in the user's slice, and those of a container are the container's.
+        let of_system = cgroup.is_some_and(|path| !path.starts_with("/user.slice/")) && place.container.is_none();
+        place.unit.filter(|unit| of_system && unit.ends_with(".service"))
+    }
+
     fn identity(&self, key: ProcKey) -> Identity {
         let unknown = Identity { pid: key.tgid, start_ns: key.start_ns, ..Identity::default() };
         let Some(facts) = self.facts(key) else { return unknown };
@@ -95,6 +114,51 @@ impl People for ProcPeople {
         let Ok(status) = status else { return Presence::Hidden };
         let process = status.lines().find_map(|line| line.strip_prefix("Tgid:")?.trim().parse().ok());
         process.filter(|process| *process != pid).map_or(Presence::Here, Presence::ThreadOf)
+    }
+}
+
+impl Kinship for ProcPeople {
+    fn table(&self) -> Table {
+        Table::read(&self.root)
+    }
+
+    fn job_cgroup(&self, pid: u32) -> Result<JobCgroup, String> {
+        self.hierarchies().job(&self.root, pid)
+    }
+
+    fn members(&self, cgroup: &JobCgroup) -> BTreeSet<u32> {
+        cgroup.members()
+    }
+
+    fn subject(&self, pid: u32) -> Option<(ProcKey, Subject)> {
+        let facts = Facts::read_any(&self.root, pid)?;
+        let key = ProcKey::new(pid, facts.start_ns);
+        let subject = Self::subject_of(&facts);
+        self.known.borrow_mut().entry(key).or_insert(Some(facts));
+        Some((key, subject))
+    }
+
+    fn belongs(&self, pid: u32, via: &Via) -> bool {
+        match via {
+            Via::Device => true,
+            Via::Cgroup(dir) => self.hierarchies().is_in(&self.root, pid, dir),
+            Via::Tree(root) => {
+                let mut next = Some(pid);
+                let mut seen = BTreeSet::new();
+                while let Some(pid) = next.filter(|pid| seen.insert(*pid)) {
+                    let stat = self.stat(pid);
+                    if pid == root.tgid {
+                        return stat.is_some_and(|stat| stat.started_at(root.start_ns));
+                    }
+                    next = stat.map(|stat| stat.ppid);
+                }
+                false
+            }
+        }
+    }
+
+    fn can_kill(&self, cgroup: &JobCgroup) -> bool {
+        cgroup::can_kill(&cgroup.dir)
     }
 }
 

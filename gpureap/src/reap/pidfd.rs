@@ -3,6 +3,8 @@
 use std::{
     fs, io,
     os::fd::{AsFd as _, AsRawFd as _, OwnedFd},
+    path::Path,
+    thread,
 };
 
 use rustix::{
@@ -11,8 +13,15 @@ use rustix::{
     process::{self, Pid, PidfdFlags, Resource, Rlimit},
 };
 
-use super::signaller::{Delivery, Handle, Opened, Signal, Signaller};
-use crate::{clock::boottime_ns, model::ProcKey, process::stat::Stat};
+use super::{
+    signaller::{Delivery, Handle, Opened, Signal, Signaller},
+    units,
+};
+use crate::{
+    clock::boottime_ns,
+    model::ProcKey,
+    process::{cgroup, stat::Stat},
+};
 
 const NANOS: u64 = 1_000_000_000;
 
@@ -85,6 +94,24 @@ impl Signaller for Pidfds {
             Err(Errno::PERM) => Ok(Delivery::NotPermitted),
             Err(error) => Err(error.into()),
         }
+    }
+
+    fn kill_cgroup(&mut self, dir: &Path) -> io::Result<()> {
+        cgroup::kill(dir)
+    }
+
+    fn stop_unit(&mut self, unit: &str) -> Result<(), String> {
+        units::stop(unit)
+    }
+
+    fn release_memory(&mut self, handle: Handle) {
+        let Ok(pidfd) = self.open[handle.0].0.try_clone() else { return };
+        thread::spawn(move || {
+            // SAFETY: process_mrelease(2), since 5.15, takes a descriptor and no flags; it refuses a process that is not
+            // dying.
+            let answer = unsafe { libc::syscall(libc::SYS_process_mrelease, pidfd.as_raw_fd(), 0) };
+            tracing::debug!(answer, "process_mrelease");
+        });
     }
 
     fn wait(&mut self, handles: &[Handle], until_ns: u64) -> io::Result<Vec<Handle>> {

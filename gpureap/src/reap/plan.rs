@@ -1,6 +1,9 @@
 //! Who is to be signalled. Pure: a view, what is known of the processes, and a policy go in; a plan comes out.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::PathBuf,
+};
 
 use serde::{Deserialize, Serialize};
 
@@ -9,9 +12,12 @@ use crate::model::{Holder, ProcKey, Slot, Usage, View};
 /// Nanoseconds of the coarsest start time that a source may give: a tick of /proc/PID/stat.
 const TICK_NS: u64 = 10_000_000;
 
-/// Whether two keys name one process although one of them may come from /proc, which counts in ticks.
-pub fn same_process(one: ProcKey, other: ProcKey) -> bool {
-    one.tgid == other.tgid && one.start_ns / TICK_NS == other.start_ns / TICK_NS
+/// Whether two keys name one process. One that comes from /proc has its start in whole ticks, in which a pid can be
+/// given out twice; two exact ones agree exactly or are two processes.
+pub const fn same_process(one: ProcKey, other: ProcKey) -> bool {
+    let coarse = one.start_ns % TICK_NS == 0 || other.start_ns % TICK_NS == 0;
+    one.tgid == other.tgid
+        && (one.start_ns == other.start_ns || coarse && one.start_ns / TICK_NS == other.start_ns / TICK_NS)
 }
 
 /// Which handles count as holding.
@@ -62,6 +68,8 @@ pub struct Policy {
     pub own_session: u32,
     pub ancestors: BTreeSet<u32>,
     pub include_own_session: bool,
+    /// Class `monitor` too.
+    pub stop_monitors: bool,
     /// Signal class `system` too, for the rules named here.
     pub include_protected: BTreeSet<String>,
     /// The caller is root, so /proc hides no process from it.
@@ -93,7 +101,7 @@ impl Skip {
             Self::Init => "pid 1 is never signalled",
             Self::KernelThread => "kernel threads are never signalled",
             Self::Protected => "it is part of the system",
-            Self::Monitor => "it is a monitor",
+            Self::Monitor => "it is a monitor; --stop-monitors stops it",
             Self::HandleOnly => "it has it open without using it; --match any includes it",
         }
     }
@@ -105,15 +113,37 @@ pub enum Action {
     Skip(Skip),
 }
 
-/// One chosen holder.
+/// How a process came into the plan.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Via {
+    /// It holds a chosen device.
+    #[default]
+    Device,
+    /// It is in the process tree of one that does; the tree's root.
+    Tree(ProcKey),
+    /// It is in the cgroup of such a one's job.
+    Cgroup(PathBuf),
+}
+
+/// One process of the plan.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Row {
     pub key: ProcKey,
+    pub via: Via,
     /// The chosen devices that it holds, and why it counts.
     pub slots: BTreeSet<Slot>,
     pub class: Class,
     pub class_rule: String,
     pub action: Action,
+    /// Its systemd unit, where that is to be stopped and not only its processes.
+    pub stop_unit: Option<String>,
+}
+
+/// A cgroup in which everybody is a target, so that the kernel may kill them in one step.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Whole {
+    pub dir: PathBuf,
+    pub pids: BTreeSet<u32>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -121,6 +151,9 @@ pub struct Plan {
     pub rows: Vec<Row>,
     /// Processes that have chosen devices open in a way that does not count.
     pub handle_only: Vec<Row>,
+    pub cgroups: Vec<Whole>,
+    /// Why a scope takes nobody along.
+    pub notes: Vec<String>,
 }
 
 impl Plan {
@@ -173,7 +206,8 @@ impl Policy {
         session != 0 && session == self.own_session
     }
 
-    fn action(&self, key: ProcKey, subject: &Subject) -> Action {
+    /// What is done with a process that counts.
+    pub fn action(&self, key: ProcKey, subject: &Subject) -> Action {
         let Subject { class, class_rule, session, kernel_thread } = subject;
         let skip = if key.tgid == self.own {
             Skip::Own
@@ -187,7 +221,7 @@ impl Policy {
             Skip::OwnSession
         } else if *class == Class::System && !self.include_protected.contains(class_rule) {
             Skip::Protected
-        } else if *class == Class::Monitor {
+        } else if *class == Class::Monitor && !self.stop_monitors {
             Skip::Monitor
         } else {
             return Action::Signal;
@@ -204,10 +238,12 @@ pub fn plan(view: &View, subjects: &BTreeMap<ProcKey, Subject>, policy: &Policy)
         let subject = subjects.get(&holder.key).unwrap_or(&unknown);
         (!slots.is_empty()).then(|| Row {
             key: holder.key,
+            via: Via::Device,
             slots,
             class: subject.class,
             class_rule: subject.class_rule.clone(),
             action: action(subject),
+            stop_unit: None,
         })
     };
     let named = || view.holders.iter().filter(|holder| policy.names(holder.key.tgid));
@@ -218,6 +254,7 @@ pub fn plan(view: &View, subjects: &BTreeMap<ProcKey, Subject>, policy: &Policy)
         handle_only: sorted(
             named().filter_map(|holder| row(holder, policy.handle_slots(holder), &|_| Action::Skip(Skip::HandleOnly))),
         ),
+        ..Plan::default()
     }
 }
 

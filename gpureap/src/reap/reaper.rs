@@ -1,11 +1,15 @@
 //! One reap from the plan to the report.
 
-use std::{collections::BTreeMap, path::Path};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::Path,
+};
 
 use super::{
     ladder::{Ladder, Ledger, Rungs},
-    plan::{Plan, Policy, Row, Subject, plan},
+    plan::{Action, Class, Plan, Policy, Row, Subject, Via, plan, same_process},
     report::{Identity, Parts, People, Presence, Report, Scene, Unmatch, Unmatched},
+    scope::{self, Kinship, Scope},
     signaller::Signaller,
     stuck::Coroner,
     verdict::{Proof, judge, settle},
@@ -13,8 +17,15 @@ use super::{
 use crate::{
     exit_code::Exit,
     host::Host,
-    model::{Ancestor, Device, Eyes, ProcKey, View},
+    model::{Ancestor, Device, Eyes, Holder, ProcKey, View},
 };
+
+/// Rounds in which newcomers that belong to the targets are reaped too. More mean a job that forks faster than it can be
+/// killed; only a cgroup ends that.
+const ROUNDS: u32 = 8;
+
+/// Longer ancestries are a mistake or an attack.
+const MAX_DEPTH: usize = 64;
 
 impl Scene {
     /// This host, now.
@@ -30,8 +41,12 @@ pub struct Reaper<'a> {
     pub signaller: &'a mut dyn Signaller,
     pub ledger: &'a mut dyn Ledger,
     pub people: &'a dyn People,
+    pub kinship: &'a dyn Kinship,
     pub devices: &'a [Device],
     pub policy: &'a Policy,
+    pub scope: Scope,
+    /// New opens of the chosen devices fail: whoever holds one all the same was on the way in, and is reaped too.
+    pub fenced: bool,
     pub scene: Scene,
 }
 
@@ -46,12 +61,21 @@ pub struct Planned {
 impl Reaper<'_> {
     /// Chooses from a view. `subjects` says what each of its holders is.
     pub fn plan(&self, view: View, subjects: &BTreeMap<ProcKey, Subject>) -> Planned {
-        let plan = plan(&view, subjects, self.policy);
+        let mut plan = plan(&view, subjects, self.policy);
+        scope::extend(&mut plan, self.scope, self.kinship, self.policy);
+        self.mark_units(&mut plan.rows);
         let rows = || plan.rows.iter().chain(&plan.handle_only);
         let identities = rows().map(|row| (row.key, self.identity(row.key))).collect();
         let named = self.policy.pids.iter().filter(|pid| !rows().any(|row| row.key.tgid == **pid));
         let unmatched = named.map(|pid| self.unmatched(*pid)).collect();
         Planned { view, plan, identities, unmatched }
+    }
+
+    /// A daemon that is only killed is started again by systemd: its unit is stopped.
+    fn mark_units(&self, rows: &mut [Row]) {
+        for row in rows.iter_mut().filter(|row| row.action == Action::Signal && row.class != Class::Job) {
+            row.stop_unit = self.people.service(row.key);
+        }
     }
 
     fn unmatched(&self, pid: u32) -> Unmatched {
@@ -92,17 +116,44 @@ impl Reaper<'_> {
         self.parts(planned).dry_run(self.signaller.now_ns())
     }
 
-    /// Signals, waits, and proves.
+    /// Signals, waits, and proves; again for newcomers that belong to the targets.
     pub fn carry_out(
         &mut self,
         mut planned: Planned,
         rungs: Rungs,
         coroner: &Coroner,
     ) -> anyhow::Result<(Report, Exit)> {
-        let targets: Vec<&Row> = planned.plan.targets().collect();
-        let mut ladder = Ladder { eyes: self.eyes, signaller: self.signaller, ledger: self.ledger, rungs };
-        let mut fates = ladder.climb(&targets)?;
-        let proof = Proof::take(self.eyes, self.signaller, &planned.plan, self.policy, &planned.view)?;
+        let mut fates = Vec::new();
+        let mut round = 1;
+        let proof = loop {
+            let targets: Vec<&Row> = planned.plan.targets().skip(fates.len()).collect();
+            let mut ladder = Ladder {
+                eyes: self.eyes,
+                kinship: self.kinship,
+                signaller: self.signaller,
+                ledger: self.ledger,
+                rungs,
+            };
+            fates.extend(ladder.climb(&targets, &planned.plan.cgroups)?);
+            // The kernel's kill of a cgroup is once and for all.
+            planned.plan.cgroups.clear();
+            let reaped: BTreeSet<ProcKey> = planned.plan.targets().map(|row| row.key).collect();
+            let (eyes, fenced) = (self.eyes, self.fenced);
+            let follows = |holder: &Holder| fenced || descends(eyes, holder, &reaped);
+            let proof = Proof::take(self.eyes, self.signaller, &planned.plan, self.policy, &planned.view, &follows)?;
+            let newcomers = self.newcomers(&proof, &follows);
+            let more = round < ROUNDS && newcomers.iter().any(|row| row.action == Action::Signal);
+            let rows = newcomers.into_iter().filter(|row| more || row.action != Action::Signal);
+            for row in rows {
+                planned.identities.insert(row.key, self.identity(row.key));
+                planned.plan.rows.push(row);
+            }
+            if !more {
+                // Those that are left alone are known as such now.
+                break Proof::of(proof.view, &planned.plan, self.policy, &planned.view);
+            }
+            round += 1;
+        };
         let now = self.signaller.now_ns();
         settle(&mut fates, &proof, self.policy, now);
         // Identities are kept from before; only those that appeared meanwhile are new.
@@ -114,4 +165,41 @@ impl Reaper<'_> {
         let exit = verdict.exit;
         Ok((self.parts(&planned).done(&fates, &proof, verdict, stuck, now), exit))
     }
+
+    /// Rows for the holders that appeared meanwhile: those that follow the targets are to be signalled, those that the
+    /// policy leaves alone are skipped. Others, as those that a supervisor starts, get no row: they are named.
+    fn newcomers(&self, proof: &Proof, follows: &dyn Fn(&Holder) -> bool) -> Vec<Row> {
+        let row = |holder: &Holder| {
+            let subject = self.kinship.subject(holder.key.tgid);
+            let subject = subject.filter(|(key, _)| same_process(*key, holder.key)).map(|(_, subject)| subject);
+            let subject = subject.unwrap_or_default();
+            let action = self.policy.action(holder.key, &subject);
+            (action != Action::Signal || follows(holder)).then(|| Row {
+                key: holder.key,
+                via: Via::Device,
+                slots: self.policy.chosen_slots(holder),
+                class: subject.class,
+                class_rule: subject.class_rule,
+                action,
+                stop_unit: None,
+            })
+        };
+        let mut rows: Vec<Row> = proof.respawned.iter().filter_map(row).collect();
+        self.mark_units(&mut rows);
+        rows
+    }
+}
+
+/// Whether a process was forked, at whatever distance, from one of these.
+fn descends(eyes: &dyn Eyes, holder: &Holder, from: &BTreeSet<ProcKey>) -> bool {
+    let is_one = |key: ProcKey| from.iter().any(|other| same_process(*other, key));
+    let mut next = holder.inherited_from.or_else(|| eyes.lineage().lookup(holder.key)?.parent);
+    for _ in 0..MAX_DEPTH {
+        match next {
+            Some(key) if is_one(key) => return true,
+            Some(key) => next = eyes.lineage().lookup(key).and_then(|ancestor| ancestor.parent),
+            None => break,
+        }
+    }
+    false
 }

@@ -9,7 +9,11 @@ use std::{
 
 use serde::Serialize;
 
-use super::{ladder::Ledger, report::Scene, signaller::Signal};
+use super::{
+    ladder::{Act, Ledger},
+    report::Scene,
+    signaller::Signal,
+};
 use crate::model::ProcKey;
 
 pub const FILE: &str = "reaps.ndjson";
@@ -19,7 +23,14 @@ struct Line<'a> {
     schema: &'static str,
     time: String,
     boot_id: &'a str,
-    signal: &'static str,
+    /// Null where a unit is stopped.
+    signal: Option<&'static str>,
+    /// The cgroup that is killed as a whole.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cgroup: Option<String>,
+    /// The unit that is ordered to stop.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    unit: Option<&'a str>,
     pid: u32,
     start_ns: u64,
     by_pid: u32,
@@ -63,17 +74,24 @@ impl Record {
 }
 
 impl Ledger for Record {
-    fn before(&mut self, signal: Signal, to: &[ProcKey]) {
+    fn before(&mut self, act: Act<'_>, to: &[ProcKey]) {
         if self.file.is_none() && self.complaint.is_none() {
             self.open();
         }
         let Some(file) = &mut self.file else { return };
         let now = (self.now_ns)();
+        let (signal, cgroup, unit) = match act {
+            Act::Signal(signal) => (Some(signal), None, None),
+            Act::KillCgroup(dir) => (Some(Signal::Kill), Some(dir.display().to_string()), None),
+            Act::StopUnit(unit) => (None, None, Some(unit)),
+        };
         let line = |key: &ProcKey| Line {
             schema: "gpureap.signal/1",
             time: self.scene.wall(now),
             boot_id: &self.scene.host.boot_id,
-            signal: signal.name(),
+            signal: signal.map(Signal::name),
+            cgroup: cgroup.clone(),
+            unit,
             pid: key.tgid,
             start_ns: key.start_ns,
             by_pid: std::process::id(),
@@ -110,8 +128,8 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let state = dir.path().join("state");
         let mut record = Record::new(&state, scene(), || 1_500_000_000);
-        record.before(Signal::Term, &[ProcKey::new(7, 70), ProcKey::new(8, 80)]);
-        record.before(Signal::Kill, &[ProcKey::new(8, 80)]);
+        record.before(Act::Signal(Signal::Term), &[ProcKey::new(7, 70), ProcKey::new(8, 80)]);
+        record.before(Act::Signal(Signal::Kill), &[ProcKey::new(8, 80)]);
         assert_eq!(record.complaint(), None);
         let text = fs::read_to_string(state.join(FILE)).unwrap();
         let lines: Vec<serde_json::Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
@@ -121,7 +139,7 @@ mod tests {
         assert_eq!((lines[1]["pid"].as_u64(), lines[1]["start_ns"].as_u64()), (Some(8), Some(80)));
 
         let mut nowhere = Record::new(&state.join(FILE), scene(), || 0);
-        nowhere.before(Signal::Kill, &[ProcKey::new(8, 80)]);
+        nowhere.before(Act::Signal(Signal::Kill), &[ProcKey::new(8, 80)]);
         assert!(nowhere.complaint().unwrap().contains("reaps.ndjson"));
     }
 }

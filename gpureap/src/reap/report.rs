@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     ladder::{End, Fate},
-    plan::{Class, Plan, Policy, Row, Skip, same_process},
+    plan::{Class, Plan, Policy, Row, Skip, Via, same_process},
     stuck::Stuck,
     text::nodes,
     verdict::{Proof, Verdict},
@@ -54,6 +54,8 @@ pub struct Parent {
 /// Knows processes by name.
 pub trait People {
     fn identity(&self, key: ProcKey) -> Identity;
+    /// Its service of the system's manager, which would start it again.
+    fn service(&self, key: ProcKey) -> Option<String>;
     /// What stands behind a number that the caller gave.
     fn presence(&self, pid: u32) -> Presence;
 }
@@ -120,8 +122,11 @@ pub struct Process {
     pub identity: Identity,
     pub class: Class,
     pub class_rule: String,
+    pub via: Entry,
     /// The chosen nodes that it held.
     pub nodes: Vec<String>,
+    /// Its unit, where that was, or in a dry run would be, stopped too.
+    pub unit_stopped: Option<String>,
     /// Null for a dry run.
     pub result: Option<Ending>,
     pub reason: Option<String>,
@@ -134,6 +139,28 @@ pub struct Process {
     pub exit: Option<ExitStatus>,
     /// Why it does not end.
     pub stuck: Option<Stuck>,
+}
+
+/// How a process came into the plan.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Entry {
+    /// It held a chosen device.
+    Device,
+    /// It was in the process tree of one that did.
+    Tree,
+    /// It was in the cgroup of such a one's job.
+    Cgroup,
+}
+
+impl From<&Via> for Entry {
+    fn from(via: &Via) -> Self {
+        match via {
+            Via::Device => Self::Device,
+            Via::Tree(_) => Self::Tree,
+            Via::Cgroup(_) => Self::Cgroup,
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -292,7 +319,9 @@ impl Parts<'_> {
             identity: self.identity(row.key),
             class: row.class,
             class_rule: row.class_rule.clone(),
+            via: Entry::from(&row.via),
             nodes: self.nodes(&row.slots),
+            unit_stopped: row.stop_unit.clone(),
             result: None,
             reason: None,
             signals: Vec::new(),
@@ -305,7 +334,19 @@ impl Parts<'_> {
     }
 
     fn fate(&self, row: &Row, fate: &Fate, stuck: Option<Stuck>) -> Process {
-        let Fate { key: _, end, sent, exited_ns, closed_ns, holds: _, status, exiting: _ } = fate;
+        let Fate {
+            key: _,
+            holder: _,
+            end,
+            sent,
+            unit_stopped_ns,
+            unit_error: _,
+            exited_ns,
+            closed_ns,
+            holds: _,
+            status,
+            exiting: _,
+        } = fate;
         let (result, reason) = match end {
             End::Vanished => (Ending::Vanished, None),
             End::PidReused => (Ending::PidReused, None),
@@ -315,9 +356,10 @@ impl Parts<'_> {
             End::Failed(reason) => (Ending::Failed, Some(reason.clone())),
             End::Survived => (Ending::Survived, None),
         };
-        let first = sent.first().map(|sent| sent.at_ns);
+        let first = fate.first_act_ns();
         let since = |time: u64| Some(millis(first?, time));
         Process {
+            unit_stopped: row.stop_unit.clone().filter(|_| unit_stopped_ns.is_some()),
             result: Some(result),
             reason,
             signals: sent
@@ -375,7 +417,7 @@ impl Parts<'_> {
 
     /// The chosen devices, and of the others those that were held; with everything chosen only what was held, and GPUs.
     fn device_states(&self, after: Option<&View>, fates: &[Fate]) -> Vec<DeviceState> {
-        let first = fates.iter().flat_map(|fate| &fate.sent).map(|sent| sent.at_ns).min();
+        let first = fates.iter().filter_map(Fate::first_act_ns).min();
         let state = |device: &Device| {
             let Device { slot, node, kind, gpu, index, uuid, bdf, .. } = device;
             let holders = || fates.iter().filter(|fate| fate.holds.contains(slot) || fate.closed_ns.contains_key(slot));
@@ -431,7 +473,14 @@ impl Parts<'_> {
             dry_run: true,
             processes: self.plan.targets().map(|row| self.process(row)).collect(),
             devices: self.device_states(None, &[]),
-            notes: self.before.notes.iter().cloned().chain(self.handle_only(self.before)).collect(),
+            notes: self
+                .before
+                .notes
+                .iter()
+                .chain(&self.plan.notes)
+                .cloned()
+                .chain(self.handle_only(self.before))
+                .collect(),
             ..self.report(now_ns)
         }
     }
@@ -448,7 +497,7 @@ impl Parts<'_> {
         let Verdict { outcome, exit, verified, mut notes } = verdict;
         notes.extend(proof.view.notes.iter().cloned());
         notes.extend(self.handle_only(&proof.view));
-        if fates.iter().any(|fate| !fate.sent.is_empty()) {
+        if fates.iter().any(Fate::is_touched) {
             notes.push("device memory is not looked at yet, only files".to_owned());
         }
         let process = |(row, fate): (&Row, &Fate)| {

@@ -1,6 +1,6 @@
 //! What the ladder needs from the world: a clock, handles on processes, signals through them, and waiting.
 
-use std::{fmt, io};
+use std::{fmt, io, path::Path};
 
 use crate::model::ProcKey;
 
@@ -54,6 +54,13 @@ pub trait Signaller {
     /// Takes hold of a process and checks that it is the one meant.
     fn open(&mut self, key: ProcKey) -> io::Result<Opened>;
     fn send(&mut self, handle: Handle, signal: Signal) -> io::Result<Delivery>;
+    /// Kills everybody in a cgroup in one step.
+    fn kill_cgroup(&mut self, dir: &Path) -> io::Result<()>;
+    /// Orders systemd to stop a unit; the error is for people.
+    fn stop_unit(&mut self, unit: &str) -> Result<(), String>;
+    /// Has the kernel free the memory of a process that was killed and does not get on with its exit. May take a while and
+    /// is not waited for.
+    fn release_memory(&mut self, handle: Handle);
     /// Blocks until one of the processes has exited with all its threads, or until a boottime. Returns those that have.
     fn wait(&mut self, handles: &[Handle], until_ns: u64) -> io::Result<Vec<Handle>>;
     /// Whether every thread of the process is on its way out: what it held is then being released by the kernel, and only

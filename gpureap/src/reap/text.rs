@@ -2,7 +2,7 @@
 
 use super::{
     plan::Skip,
-    report::{Ending, ExitStatus, Identity, Outcome, Process, Report, Skipped, Unmatch, Unmatched},
+    report::{Ending, Entry, ExitStatus, Identity, Outcome, Process, Report, Skipped, Unmatch, Unmatched},
 };
 use crate::{
     exit_code::Exit,
@@ -81,10 +81,12 @@ fn ending(process: &Process) -> String {
 }
 
 fn process(text: &mut String, entry: &Process, first_signal: &str) {
-    let sent: Vec<&str> =
-        entry.signals.iter().map(|sent| sent.signal.strip_prefix("SIG").unwrap_or(&sent.signal)).collect();
+    let stop = entry.unit_stopped.iter().map(|_| "STOP");
+    let signals = entry.signals.iter().map(|sent| sent.signal.strip_prefix("SIG").unwrap_or(&sent.signal));
+    let sent: Vec<&str> = stop.chain(signals).collect();
     let sent = match (entry.result, sent.is_empty()) {
-        (None, _) => first_signal.to_owned(),
+        (None, false) => sent.join("+"),
+        (None, true) => first_signal.to_owned(),
         (Some(_), true) => "-".to_owned(),
         (Some(_), false) => sent.join("+"),
     };
@@ -93,7 +95,7 @@ fn process(text: &mut String, entry: &Process, first_signal: &str) {
         &format!(
             "{sent:<9} {}  {}  {}  {}",
             who(&entry.identity),
-            nodes(&entry.nodes),
+            held(entry),
             command(&entry.identity),
             ending(entry)
         ),
@@ -112,6 +114,15 @@ fn process(text: &mut String, entry: &Process, first_signal: &str) {
         for frame in &stuck.stack {
             push(text, &format!("            {frame}"));
         }
+    }
+}
+
+/// What it holds, or why it goes along.
+fn held(entry: &Process) -> String {
+    match entry.via {
+        Entry::Device => nodes(&entry.nodes),
+        Entry::Tree => "(process tree)".to_owned(),
+        Entry::Cgroup => "(cgroup)".to_owned(),
     }
 }
 

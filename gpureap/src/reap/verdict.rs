@@ -13,8 +13,9 @@ use crate::{
     model::{Eyes, Holder, ProcKey, Slot, Source, View},
 };
 
-/// Files without an owner are often just being freed by a kernel worker: they are looked at again for this long.
-const ORPHANS_SETTLE: u64 = 1_000_000_000;
+/// Files without an owner are often just being freed by a kernel worker, and a monitor's look takes no longer: they are
+/// looked at again for this long.
+const SETTLE: u64 = 1_000_000_000;
 const PAUSE_MAX: u64 = 20_000_000;
 
 /// What the last sweep saw of the chosen devices.
@@ -32,20 +33,23 @@ pub struct Proof {
 }
 
 impl Proof {
-    /// Sweeps, and again while files without an owner are left. `before` is the view that the plan was made from.
+    /// Sweeps, and again while files without an owner or newcomers are left that may be on their way. `before` is the view
+    /// that the plan was made from; `urgent` are newcomers that something is to be done about at once.
     pub fn take(
         eyes: &dyn Eyes,
         signaller: &mut dyn Signaller,
         plan: &Plan,
         policy: &Policy,
         before: &View,
+        urgent: &dyn Fn(&Holder) -> bool,
     ) -> anyhow::Result<Self> {
-        let until = signaller.now_ns() + ORPHANS_SETTLE;
+        let until = signaller.now_ns() + SETTLE;
         let mut pause = Duration::from_millis(1).as_nanos() as u64;
         loop {
             let proof = Self::of(eyes.sweep()?, plan, policy, before);
             let now = signaller.now_ns();
-            if proof.orphans == 0 || plan.targets().next().is_none() || now >= until {
+            let settled = proof.orphans == 0 && proof.respawned.is_empty();
+            if settled || plan.targets().next().is_none() || now >= until || proof.respawned.iter().any(urgent) {
                 return Ok(proof);
             }
             signaller.wait(&[], now + pause)?;
@@ -53,7 +57,8 @@ impl Proof {
         }
     }
 
-    fn of(view: View, plan: &Plan, policy: &Policy, before: &View) -> Self {
+    /// What a view says of a plan.
+    pub fn of(view: View, plan: &Plan, policy: &Policy, before: &View) -> Self {
         let mut proof = Self { view, still: Vec::new(), respawned: Vec::new(), skipped: Vec::new(), orphans: 0 };
         for holder in &proof.view.holders {
             if policy.chosen_slots(holder).is_empty() {
@@ -89,7 +94,7 @@ impl Proof {
 /// survived. Opens between the last look and the sweep are thereby seen.
 pub fn settle(fates: &mut [Fate], proof: &Proof, policy: &Policy, now_ns: u64) {
     // No sweep sees what a process on its way out still has in the driver's hands.
-    for fate in fates.iter_mut().filter(|fate| !fate.exiting) {
+    for fate in fates.iter_mut().filter(|fate| fate.holder && !fate.exiting) {
         let holds = proof.holds(fate.key, policy);
         let let_go: Vec<Slot> = fate.holds.difference(&holds).copied().collect();
         for slot in let_go {
@@ -122,16 +127,44 @@ pub struct Verdict {
 /// wins. Holders that are skipped because gpureap was started by them, or in their session, are living holders that
 /// nobody protects: held. `unmatched`: what was named and is no holder.
 pub fn judge(plan: &Plan, fates: &[Fate], proof: &Proof, policy: &Policy, unmatched: &[Unmatched]) -> Verdict {
-    let unkillable = fates.iter().any(|fate| fate.end == End::Survived && fate.was_sent(Signal::Kill));
+    let holders = || fates.iter().filter(|fate| fate.holder);
+    let unkillable = holders().any(|fate| fate.end == End::Survived && fate.was_sent(Signal::Kill));
     let protected = |reason: &Skip| matches!(reason, Skip::Protected | Skip::Monitor);
     let held = !proof.still.is_empty()
         || !proof.respawned.is_empty()
         || proof.skipped.iter().any(|(_, reason)| !protected(reason));
     let only_protected = proof.skipped.iter().any(|(_, reason)| protected(reason));
     let refused = fates.iter().filter(|fate| fate.end == End::NotPermitted).count();
-    let nothing_done = fates.iter().all(|fate| matches!(fate.end, End::NotPermitted | End::Failed(_)));
+    let nothing_done = holders().all(|fate| matches!(fate.end, End::NotPermitted | End::Failed(_)));
 
-    let mut notes = Vec::new();
+    let mut notes = plan.notes.clone();
+    let alive = |fate: &&Fate| !matches!(fate.end, End::Exited | End::Vanished | End::PidReused | End::Released);
+    let companions = fates.iter().filter(|fate| !fate.holder).filter(alive).count();
+    if companions > 0 {
+        notes.push(format!(
+            "{companions} processes that went with the holders live on; they hold none of what was chosen"
+        ));
+    }
+    let stopped: BTreeSet<&str> = plan
+        .targets()
+        .zip(fates)
+        .filter(|(_, fate)| fate.unit_stopped_ns.is_some())
+        .filter_map(|(row, _)| row.stop_unit.as_deref())
+        .collect();
+    for unit in stopped {
+        notes.push(format!("{unit} stays stopped; `systemctl start {unit}` starts it again"));
+    }
+    let unit_errors: BTreeSet<(Option<&str>, &str)> = plan
+        .targets()
+        .zip(fates)
+        .filter_map(|(row, fate)| Some((row.stop_unit.as_deref(), fate.unit_error.as_deref()?)))
+        .collect();
+    for (unit, error) in unit_errors {
+        notes.push(format!(
+            "{} could not be stopped, so its processes were signalled: {error}",
+            unit.unwrap_or_default()
+        ));
+    }
     if refused > 0 {
         notes.push(format!("not permitted to signal {refused} of {} processes; root may", fates.len()));
     }

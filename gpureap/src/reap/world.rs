@@ -5,14 +5,23 @@ use std::{
     cell::RefCell,
     collections::{BTreeMap, BTreeSet},
     io,
+    path::Path,
     rc::Rc,
 };
 
 use super::{
-    ladder::Ledger,
+    ladder::{Act, Ledger},
+    plan::{Class, Subject, Via},
+    scope::Kinship,
     signaller::{Delivery, Handle, Opened, Signal, Signaller},
 };
-use crate::model::{Ancestor, Eyes, Holder, How, LineageSource, Orphan, ProcKey, Slot, Source, Usage, View};
+use crate::{
+    model::{Ancestor, Eyes, Holder, How, LineageSource, Orphan, ProcKey, Slot, Source, Usage, View},
+    process::{
+        cgroup::{JobCgroup, Kind},
+        table::{Kin, Table},
+    },
+};
 
 pub(super) const MS: u64 = 1_000_000;
 
@@ -47,6 +56,13 @@ pub(super) struct Actor {
     pub(super) unreadable: bool,
     /// Takes the devices again after it was seen to have let go.
     pub(super) reopens: bool,
+    /// Its parent, as the kernel remembers it and as the table of processes shows it.
+    pub(super) parent: u32,
+    pub(super) subject: Subject,
+    /// In the one cgroup that the world has.
+    pub(super) in_cgroup: bool,
+    /// Left the tree or the cgroup after the plan was made.
+    pub(super) left: bool,
 }
 
 pub(super) fn actor(pid: u32) -> Actor {
@@ -62,6 +78,10 @@ pub(super) fn actor(pid: u32) -> Actor {
         lets_go: false,
         unreadable: false,
         reopens: false,
+        parent: 0,
+        subject: Subject::default(),
+        in_cgroup: false,
+        left: false,
     }
 }
 
@@ -78,6 +98,12 @@ struct State {
     complete: bool,
     blind: BTreeSet<How>,
     source: Option<Source>,
+    /// Of the one cgroup.
+    cgroup: Option<Kind>,
+    killable_cgroup: bool,
+    cgroups_killed: u32,
+    units: BTreeMap<String, Result<(), String>>,
+    released: Vec<u32>,
 }
 
 impl State {
@@ -133,6 +159,26 @@ impl World {
         state.blind = [How::InFlight].into();
     }
 
+    /// Gives the world a cgroup; whether it has `cgroup.kill`.
+    pub(super) fn cgroup(&self, kind: Kind, killable: bool) {
+        let mut state = self.0.borrow_mut();
+        (state.cgroup, state.killable_cgroup) = (Some(kind), killable);
+    }
+
+    pub(super) fn cgroups_killed(&self) -> u32 {
+        self.0.borrow().cgroups_killed
+    }
+
+    /// What systemd says when that unit is to be stopped.
+    pub(super) fn unit(&self, name: &str, answer: Result<(), String>) {
+        self.0.borrow_mut().units.insert(name.to_owned(), answer);
+    }
+
+    /// Whose memory was asked to be freed.
+    pub(super) fn released(&self) -> Vec<u32> {
+        self.0.borrow().released.clone()
+    }
+
     pub(super) fn blind(&self, to: &[How]) {
         self.0.borrow_mut().blind = to.iter().copied().collect();
     }
@@ -149,6 +195,46 @@ impl World {
             inherited_from: None,
             from_snapshot: false,
         })
+    }
+
+    fn actor(&self, pid: u32) -> Option<Actor> {
+        let state = self.0.borrow();
+        state.actors.iter().find(|actor| actor.key.tgid == pid && !state.exited(pid)).cloned()
+    }
+}
+
+impl Kinship for World {
+    fn table(&self) -> Table {
+        let kin = |actor: &Actor| {
+            let key = actor.key;
+            (key.tgid, Kin { key, ppid: actor.parent, leads_terminal: false, kernel_thread: false })
+        };
+        let state = self.0.borrow();
+        Table(state.actors.iter().filter(|actor| !state.exited(actor.key.tgid)).map(kin).collect())
+    }
+
+    fn job_cgroup(&self, pid: u32) -> Result<JobCgroup, String> {
+        let member = self.actor(pid).is_some_and(|actor| actor.in_cgroup);
+        let kind = self.0.borrow().cgroup.filter(|_| member).ok_or("/ is no job's cgroup")?;
+        Ok(JobCgroup { dir: "/cg/job".into(), path: "/job".to_owned(), kind })
+    }
+
+    fn members(&self, _cgroup: &JobCgroup) -> BTreeSet<u32> {
+        let state = self.0.borrow();
+        let members = state.actors.iter().filter(|actor| actor.in_cgroup && !state.exited(actor.key.tgid));
+        members.map(|actor| actor.key.tgid).collect()
+    }
+
+    fn subject(&self, pid: u32) -> Option<(ProcKey, Subject)> {
+        self.actor(pid).map(|actor| (actor.key, actor.subject))
+    }
+
+    fn belongs(&self, pid: u32, _via: &Via) -> bool {
+        self.actor(pid).is_some_and(|actor| !actor.left)
+    }
+
+    fn can_kill(&self, _cgroup: &JobCgroup) -> bool {
+        self.0.borrow().killable_cgroup
     }
 }
 
@@ -199,8 +285,11 @@ impl Eyes for World {
 
 impl LineageSource for World {
     fn lookup(&self, key: ProcKey) -> Option<Ancestor> {
-        let exit = self.0.borrow().exits.get(&key.tgid).copied();
-        Some(Ancestor { key, exit, ..Ancestor::default() })
+        let state = self.0.borrow();
+        let exit = state.exits.get(&key.tgid).copied();
+        let of = |pid: u32| state.actors.iter().find(|actor| actor.key.tgid == pid);
+        let parent = of(key.tgid).and_then(|actor| of(actor.parent)).map(|parent| parent.key);
+        Some(Ancestor { key, parent, exit, ..Ancestor::default() })
     }
 }
 
@@ -256,6 +345,41 @@ impl Signaller for World {
         Ok(Delivery::Delivered)
     }
 
+    fn kill_cgroup(&mut self, dir: &Path) -> io::Result<()> {
+        assert_eq!(dir, Path::new("/cg/job"));
+        let mut state = self.0.borrow_mut();
+        state.cgroups_killed += 1;
+        let now = state.now;
+        let members: Vec<u32> =
+            state.actors.iter().filter(|actor| actor.in_cgroup).map(|actor| actor.key.tgid).collect();
+        for pid in members {
+            state.exits.entry(pid).or_insert((now + MS, 9));
+        }
+        Ok(())
+    }
+
+    fn stop_unit(&mut self, unit: &str) -> Result<(), String> {
+        let mut state = self.0.borrow_mut();
+        let answer = state.units.get(unit).cloned().unwrap_or_else(|| Err("Unit not loaded.".to_owned()));
+        if answer.is_ok() {
+            let now = state.now;
+            let pids: Vec<u32> = state
+                .actors
+                .iter()
+                .filter(|actor| actor.subject.class != Class::Job)
+                .map(|actor| actor.key.tgid)
+                .collect();
+            for pid in pids {
+                state.exits.insert(pid, (now + 30 * MS, 15));
+            }
+        }
+        answer
+    }
+
+    fn release_memory(&mut self, handle: Handle) {
+        self.0.borrow_mut().released.push(handle.0 as u32);
+    }
+
     fn wait(&mut self, handles: &[Handle], until_ns: u64) -> io::Result<Vec<Handle>> {
         let mut state = self.0.borrow_mut();
         let exits = handles.iter().filter_map(|handle| state.exits.get(&(handle.0 as u32))).map(|(at, _)| *at);
@@ -270,10 +394,15 @@ impl Signaller for World {
 
 /// Keeps what it was told.
 #[derive(Debug, Default)]
-pub(super) struct Told(pub(super) Vec<(Signal, Vec<u32>)>);
+pub(super) struct Told(pub(super) Vec<(String, Vec<u32>)>);
 
 impl Ledger for Told {
-    fn before(&mut self, signal: Signal, to: &[ProcKey]) {
-        self.0.push((signal, to.iter().map(|key| key.tgid).collect()));
+    fn before(&mut self, act: Act<'_>, to: &[ProcKey]) {
+        let act = match act {
+            Act::Signal(signal) => signal.to_string(),
+            Act::KillCgroup(dir) => format!("kill {}", dir.display()),
+            Act::StopUnit(unit) => format!("stop {unit}"),
+        };
+        self.0.push((act, to.iter().map(|key| key.tgid).collect()));
     }
 }

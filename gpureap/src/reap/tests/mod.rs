@@ -13,13 +13,17 @@ use std::{
 
 use super::{
     ladder::Rungs,
-    plan::{Matching, Policy},
+    plan::{Matching, Policy, Subject, Via},
     report::{Identity, Parent, People, Presence, Scene},
+    scope::Kinship,
 };
 use jiff::Timestamp;
 
-use crate::host::Host;
-use crate::model::{Device, DeviceKind, ProcKey, Slot};
+use crate::{
+    host::Host,
+    model::{Device, DeviceKind, ProcKey, Slot},
+    process::{cgroup::JobCgroup, table::Table},
+};
 
 /// Everything counts, nobody is out of bounds but pid 999, in session 900.
 fn policy() -> Policy {
@@ -31,6 +35,7 @@ fn policy() -> Policy {
         own_session: 900,
         ancestors: BTreeSet::new(),
         include_own_session: false,
+        stop_monitors: false,
         include_protected: BTreeSet::new(),
         privileged: true,
     }
@@ -79,6 +84,10 @@ impl People for Workers {
         }
     }
 
+    fn service(&self, key: ProcKey) -> Option<String> {
+        Some(format!("unit{}.service", key.tgid))
+    }
+
     /// Numbers from 1000 on are nobody's, and from 2000 on they are threads of 10.
     fn presence(&self, pid: u32) -> Presence {
         match pid {
@@ -89,4 +98,28 @@ impl People for Workers {
     }
 }
 
-type Subjects = BTreeMap<ProcKey, super::plan::Subject>;
+/// Knows of no other processes.
+struct Alone;
+
+impl Kinship for Alone {
+    fn table(&self) -> Table {
+        Table::default()
+    }
+    fn job_cgroup(&self, _pid: u32) -> Result<JobCgroup, String> {
+        Err("/ is no job's cgroup".to_owned())
+    }
+    fn members(&self, _cgroup: &JobCgroup) -> BTreeSet<u32> {
+        BTreeSet::new()
+    }
+    fn subject(&self, _pid: u32) -> Option<(ProcKey, Subject)> {
+        None
+    }
+    fn belongs(&self, _pid: u32, _via: &Via) -> bool {
+        true
+    }
+    fn can_kill(&self, _cgroup: &JobCgroup) -> bool {
+        false
+    }
+}
+
+type Subjects = BTreeMap<ProcKey, Subject>;

@@ -68,6 +68,7 @@ fn policy() -> impl Strategy<Value = Policy> {
             own_session,
             ancestors,
             include_own_session,
+            stop_monitors: false,
             privileged: true,
             include_protected: if protected { ["rule".to_owned()].into() } else { BTreeSet::new() },
         },
@@ -210,5 +211,8 @@ fn ticks_and_nanoseconds_name_one_process() {
     let key = ProcKey::new;
     assert!(same_process(key(7, 1_234_567_890), key(7, 1_230_000_000)));
     assert!(!same_process(key(7, 1_234_567_890), key(7, 1_240_000_000)));
+    // Two exact times in one tick are two processes (K3).
+    assert!(!same_process(key(7, 1_234_567_890), key(7, 1_234_567_891)));
+    assert!(same_process(key(7, 1_234_567_890), key(7, 1_234_567_890)));
     assert!(!same_process(key(7, 1), key(8, 1)));
 }

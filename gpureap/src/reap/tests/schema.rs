@@ -9,6 +9,7 @@ use crate::{
         ladder::Rungs,
         plan::{Class, Matching, Policy, Subject},
         reaper::Reaper,
+        scope::Scope,
         world::{Actor, React, Told, World, actor},
     },
 };
@@ -74,6 +75,9 @@ fn reports_fit_their_schema() {
         signaller: &mut signaller,
         ledger: &mut told,
         people: &super::Workers,
+        kinship: &super::Alone,
+        scope: Scope::Process,
+        fenced: false,
         devices: &[super::device(0)],
         policy: &policy,
         scene: super::scene(0),
