@@ -156,6 +156,15 @@ impl Bench {
     /// What `holders --json` would print, by the library in this process: for tests that look hundreds of times in an
     /// emulated machine.
     pub fn look(&self) -> Seen {
+        let report = gpureap::commands::holders::report(
+            &HoldersArgs { json: true, ..HoldersArgs::default() },
+            &self.config(),
+        );
+        Seen::new(serde_json::to_value(report.expect("a report")).expect("a report is JSON"))
+    }
+
+    /// What the executable of this bench would work with, for tests that use the library.
+    pub fn config(&self) -> Config {
         let paths = Paths {
             pin: self.pins(),
             config: self.path("config.toml"),
@@ -163,9 +172,7 @@ impl Bench {
             state: self.path("state"),
             ..Paths::from_env(|_| None)
         };
-        let config = Config::load(paths, Overrides::default()).expect("the configuration");
-        let report = gpureap::commands::holders::report(&HoldersArgs { json: true, ..HoldersArgs::default() }, &config);
-        Seen::new(serde_json::to_value(report.expect("a report")).expect("a report is JSON"))
+        Config::load(paths, Overrides::default()).expect("the configuration")
     }
 
     /// Waits until `holders` shows the truth; panics with what differs.

@@ -1,0 +1,358 @@
+//! What a reap must never do, and what it must do for whole jobs: reused pids, trees, cgroups, the unkillable.
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs, io,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use gpureap::{
+    bpf::load::cgroup2_root,
+    eyes,
+    model::{Eyes, ProcKey},
+    reap::{
+        ladder::{Act, End, Ladder, Ledger, Rungs},
+        people::ProcPeople,
+        pidfd::Pidfds,
+        plan::{Action, Class, Row, Via},
+    },
+};
+use gpureap_tests::harness::{Bench, Device, Output, Pid, Scene, Shared, anybody, note, skip, sys, wait_for};
+use serde_json::Value;
+
+const DEV: &str = "/dev/full";
+
+fn shared(test: &str) -> Option<Shared> {
+    let bench = Shared::new(&[Device::full()]);
+    let others = anybody(&Device::full().key());
+    if others.is_empty() {
+        return Some(bench);
+    }
+    skip(test, &format!("{DEV} is held by {others:?}, who might be killed"));
+    None
+}
+
+fn alive(pid: Pid) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.rsplit(')').next().is_some_and(|rest| !rest.trim_start().is_empty() && !rest.trim_start().starts_with('Z'))
+}
+
+fn reap(bench: &Bench, rest: &[&str]) -> Output {
+    bench.run(&[&["reap", "--yes", "--json"], rest].concat())
+}
+
+fn process(report: &Value, pid: Pid) -> &Value {
+    let list = report["processes"].as_array().expect("processes");
+    list.iter().find(|process| process["pid"] == pid).unwrap_or_else(|| panic!("{pid} in {report:#}"))
+}
+
+/// Writes nothing down.
+struct NoLedger;
+
+impl Ledger for NoLedger {
+    fn before(&mut self, _act: Act<'_>, _to: &[ProcKey]) {}
+}
+
+/// A child with that pid, or with any, which holds the device or does not.
+fn child(pid: Option<Pid>, holds: bool) -> io::Result<Pid> {
+    let (ready, tell) = sys::pipe();
+    let child = pid.map_or_else(|| Ok(sys::fork()), sys::fork_as)?;
+    if child == 0 {
+        if holds {
+            sys::open(DEV, libc::O_RDWR);
+        }
+        sys::write_all(tell, b"x");
+        sys::close(tell);
+        loop {
+            sys::sleep(1_000_000);
+        }
+    }
+    sys::close(tell);
+    sys::wait_byte(ready);
+    sys::close(ready);
+    Ok(child)
+}
+
+fn end(pid: Pid) -> i32 {
+    sys::kill(pid, libc::SIGKILL);
+    sys::reap(pid)
+}
+
+/// K3, 1,000 times: between the look and the kill the holder ends and another process gets its pid, often within one
+/// tick of the clock that /proc tells starts in, and in half of the rounds while the reap runs.
+#[test]
+fn k3_whoever_gets_the_pid_of_a_holder_lives() {
+    let Some(bench) = shared("K3") else { return };
+    let opened = eyes::open(&bench.config(), None).expect("eyes");
+    let eyes: &dyn Eyes = opened.eyes.as_ref();
+    let people = ProcPeople::new("/proc");
+    let slot = opened.devices.gpus().next().expect("the stand-in").slot;
+    let mut ends: BTreeMap<String, u32> = BTreeMap::new();
+    let mut one_tick = 0;
+    for round in 0..1_000_u64 {
+        let pid = child(None, true).expect("fork");
+        let holder = eyes.look_at(pid as u32).expect("a look").expect("it holds");
+        let row = Row {
+            key: holder.key,
+            via: Via::Device,
+            slots: [slot].into(),
+            class: Class::Job,
+            class_rule: "default".to_owned(),
+            action: Action::Signal,
+            stop_unit: None,
+        };
+        let innocent_holds = round % 3 != 0;
+        let replace = || {
+            end(pid);
+            child(Some(pid), innocent_holds)
+        };
+        let mut signaller = Pidfds::new();
+        let rungs = Rungs { now: true, grace: Duration::ZERO, timeout: Duration::from_secs(5) };
+        let mut ladder =
+            Ladder { eyes, kinship: &people, signaller: &mut signaller, ledger: &mut NoLedger, rungs };
+        let (fates, innocent) = if round % 2 == 0 {
+            let innocent = replace();
+            (ladder.climb(&[&row], &[]), innocent)
+        } else {
+            std::thread::scope(|scope| {
+                let replaced = scope.spawn(|| {
+                    std::thread::sleep(Duration::from_micros(round % 250));
+                    replace()
+                });
+                let fates = ladder.climb(&[&row], &[]);
+                (fates, replaced.join().expect("no panic"))
+            })
+        };
+        let innocent = match innocent {
+            Ok(innocent) => innocent,
+            Err(error) => return skip("K3", &format!("clone3 with a pid: {error}")),
+        };
+        assert_eq!(innocent, pid);
+        let fate = fates.expect("a climb").remove(0);
+        if let Some(held) = eyes.look_at(pid as u32).expect("a look") {
+            one_tick += u32::from(held.key.start_ns / 10_000_000 == holder.key.start_ns / 10_000_000);
+        }
+        assert!(alive(pid), "round {round}: the innocent process was killed: {fate:?}");
+        if round % 2 == 0 {
+            assert!(matches!(fate.end, End::PidReused | End::Released), "round {round}: {fate:?}");
+            assert!(fate.sent.is_empty(), "round {round}: {fate:?}");
+        }
+        *ends.entry(format!("{:?}", fate.end)).or_default() += 1;
+        assert_eq!(end(pid) & 0x7f, libc::SIGKILL);
+    }
+    note(&format!("{ends:?}, {one_tick} of the innocent started in the tick of the holder"));
+    assert!(one_tick > 0, "the rounds were too slow to meet the case that they are for");
+}
+
+#[test]
+fn two_hundred_holders_get_one_kill_each_in_one_pass() {
+    let Some(bench) = shared("200") else { return };
+    let scene = Scene::start("orphans", DEV, &["200", "4"]);
+    let report = reap(&bench, &["--now"]).expect_code(0).json();
+    let list = report["processes"].as_array().expect("processes");
+    assert_eq!(list.len(), 200);
+    for process in list {
+        let signals = process["signals"].as_array().expect("signals");
+        assert_eq!(signals.len(), 1, "{process:#}");
+        assert_eq!(signals[0]["signal"], "SIGKILL");
+    }
+    assert_eq!(anybody(&Device::full().key()), Vec::<Pid>::new());
+    drop(scene);
+}
+
+/// K10: the launcher holds nothing and its workers are in process groups of their own.
+#[test]
+fn k10_a_tree_takes_the_launcher_and_the_helpers() {
+    let Some(bench) = shared("K10 tree") else { return };
+    let scene = Scene::start("tree", DEV, &["3"]);
+    let (launcher, workers, helpers) = (scene.number("launcher"), scene.numbers("workers"), scene.numbers("helpers"));
+    let outsider = Scene::start("plain", "/dev/null", &[]);
+    let report = reap(&bench, &["--scope", "tree", "--grace", "5s"]).expect_code(0).json();
+    for pid in workers.iter().chain(&helpers).chain([&launcher]) {
+        assert!(!alive(*pid), "{pid} of {report:#}");
+    }
+    assert_eq!(process(&report, workers[0])["via"], "device");
+    assert_eq!(process(&report, launcher)["via"], "tree");
+    assert!(alive(outsider.pid()), "beside the tree");
+}
+
+/// A cgroup of the unified hierarchy, removed with what is in it.
+struct Cgroup(PathBuf);
+
+impl Cgroup {
+    fn new(name: &str) -> Option<Self> {
+        let path = cgroup2_root(Path::new("/proc"))?.join(format!("{name}-{}", std::process::id()));
+        fs::create_dir_all(&path).expect("a cgroup");
+        Some(Self(path))
+    }
+
+    fn take(&self, pid: Pid) {
+        fs::write(self.0.join("cgroup.procs"), pid.to_string()).expect("move into the cgroup");
+    }
+}
+
+impl Drop for Cgroup {
+    fn drop(&mut self) {
+        wait_for("the cgroup is empty", || {
+            fs::read_to_string(self.0.join("cgroup.procs")).is_ok_and(|text| text.is_empty())
+        });
+        fs::remove_dir(&self.0).expect("remove the cgroup");
+    }
+}
+
+#[test]
+fn k10_a_cgroup_takes_everybody_in_it_by_the_kernel() {
+    let Some(bench) = shared("K10 cgroup") else { return };
+    let Some(cgroup) = Cgroup::new("gpureap-test-job") else { return skip("K10 cgroup", "no cgroup2 root") };
+    let scene = Scene::start("tree", DEV, &["2"]);
+    let (launcher, workers, helpers) = (scene.number("launcher"), scene.numbers("workers"), scene.numbers("helpers"));
+    // The launcher stays outside: it is in the tree and not in the cgroup.
+    for pid in workers.iter().chain(&helpers) {
+        cgroup.take(*pid);
+    }
+    let report = reap(&bench, &["--scope", "cgroup", "--now"]).expect_code(0).json();
+    for pid in workers.iter().chain(&helpers) {
+        assert!(!alive(*pid), "{pid} of {report:#}");
+    }
+    assert_eq!(process(&report, helpers[0])["via"], "cgroup");
+    assert!(alive(launcher));
+    let record = fs::read_to_string(bench.path("state").join("reaps.ndjson")).expect("the record");
+    let last: Vec<Value> = record.lines().rev().take(4).map(|line| serde_json::from_str(line).expect("JSON")).collect();
+    if cgroup.0.join("cgroup.kill").exists() {
+        assert!(last.iter().all(|line| line["cgroup"].as_str() == cgroup.0.to_str()), "{last:#?}");
+    }
+}
+
+/// The freezer of version 1 keeps a process from dying, as a driver does that never returns.
+struct Freezer {
+    group: PathBuf,
+    mounted: Option<PathBuf>,
+}
+
+impl Freezer {
+    fn new(place: &Path) -> io::Result<Self> {
+        let mounts = fs::read_to_string("/proc/self/mounts")?;
+        let there = mounts.lines().find_map(|line| {
+            let fields: Vec<&str> = line.split(' ').collect();
+            let freezer = fields[2] == "cgroup" && fields[3].split(',').any(|option| option == "freezer");
+            freezer.then(|| PathBuf::from(fields[1]))
+        });
+        let (root, mounted) = match there {
+            Some(root) => (root, None),
+            None => {
+                fs::create_dir_all(place)?;
+                rustix::mount::mount("none", place, "cgroup", rustix::mount::MountFlags::empty(), c"freezer")?;
+                (place.to_owned(), Some(place.to_owned()))
+            }
+        };
+        let group = root.join(format!("gpureap-test-{}", std::process::id()));
+        fs::create_dir(&group)?;
+        Ok(Self { group, mounted })
+    }
+
+    fn freeze(&self, pid: Pid) {
+        fs::write(self.group.join("cgroup.procs"), pid.to_string()).expect("move into the freezer");
+        fs::write(self.group.join("freezer.state"), "FROZEN").expect("freeze");
+        let frozen = || fs::read_to_string(self.group.join("freezer.state")).is_ok_and(|state| state == "FROZEN\n");
+        wait_for("it is frozen", frozen);
+    }
+
+    fn thaw(&self) {
+        fs::write(self.group.join("freezer.state"), "THAWED").expect("thaw");
+    }
+}
+
+impl Drop for Freezer {
+    fn drop(&mut self) {
+        self.thaw();
+        wait_for("the freezer is empty", || fs::remove_dir(&self.group).is_ok());
+        if let Some(place) = &self.mounted {
+            sys::unmount(place).expect("unmount the freezer");
+        }
+    }
+}
+
+#[test]
+fn v2_a_holder_that_cannot_die_is_diagnosed_within_the_time() {
+    let Some(bench) = shared("V2") else { return };
+    let freezer = match Freezer::new(&bench.path("freezer")) {
+        Ok(freezer) => freezer,
+        Err(error) => return skip("V2", &format!("no freezer of version 1: {error}")),
+    };
+    let scene = Scene::start("plain", DEV, &[]);
+    let other = Scene::start("plain", DEV, &[]);
+    freezer.freeze(scene.pid());
+    let output = reap(&bench, &["--grace", "200ms", "--timeout", "1s"]).expect_code(4);
+    let report = output.json();
+    assert_eq!(report["outcome"], "unkillable");
+    let entry = process(&report, scene.pid());
+    let signals: Vec<&Value> = entry["signals"].as_array().expect("signals").iter().map(|s| &s["signal"]).collect();
+    assert_eq!(signals, ["SIGTERM", "SIGKILL"], "bounded attempts");
+    let stuck = &entry["stuck"];
+    assert_eq!((&stuck["state"], &stuck["kill_pending"]), (&"D".into(), &true.into()), "{stuck:#}");
+    assert!(!stuck["stack"].as_array().expect("a stack").is_empty() && stuck["wchan"].is_string(), "{stuck:#}");
+    assert!(!alive(other.pid()), "the others are reaped all the same");
+    // It is told to people too.
+    let text = bench.run(&["reap", "--yes", "--now", "--timeout", "300ms"]).expect_code(4).stdout;
+    assert!(text.contains("in state D") && text.contains("SIGKILL is pending"), "{text}");
+    freezer.thaw();
+    wait_for("it dies once it may", || !alive(scene.pid()));
+    reap(&bench, &[]).expect_code(0);
+}
+
+/// The kernel's own record of signals, in a trace instance of our own.
+struct SignalTrace(PathBuf);
+
+impl SignalTrace {
+    fn start() -> io::Result<Self> {
+        let path = PathBuf::from("/sys/kernel/tracing/instances").join(format!("gpureap-test-{}", std::process::id()));
+        fs::create_dir(&path)?;
+        let trace = Self(path);
+        fs::write(trace.0.join("events/signal/signal_generate/enable"), "1")?;
+        Ok(trace)
+    }
+
+    /// The signals that were sent to these processes.
+    fn sent_to(&self, pids: &BTreeSet<Pid>) -> Vec<String> {
+        let text = fs::read_to_string(self.0.join("trace")).expect("the trace");
+        let field = |line: &str, name: &str| {
+            let at = line.find(name)? + name.len();
+            line[at..].split(' ').next()?.parse::<i32>().ok()
+        };
+        let mine = |line: &&str| {
+            line.contains("signal_generate:")
+                && field(line, " pid=").is_some_and(|pid| pids.contains(&pid))
+                && field(line, " sig=") != Some(libc::SIGCHLD)
+        };
+        text.lines().filter(mine).map(str::to_owned).collect()
+    }
+}
+
+impl Drop for SignalTrace {
+    fn drop(&mut self) {
+        fs::remove_dir(&self.0).expect("remove the trace instance");
+    }
+}
+
+#[test]
+fn a_dry_run_sends_no_signal_as_the_kernel_tells() {
+    let Some(bench) = shared("dry run") else { return };
+    let trace = match SignalTrace::start() {
+        Ok(trace) => trace,
+        Err(error) => return skip("dry run", &format!("no trace instance: {error}")),
+    };
+    let (plain, tree) = (Scene::start("plain", DEV, &[]), Scene::start("tree", DEV, &["2"]));
+    let mut all: BTreeSet<Pid> = [plain.pid(), tree.number("launcher")].into();
+    all.extend(tree.numbers("workers").into_iter().chain(tree.numbers("helpers")));
+    for scope in ["process", "tree", "cgroup"] {
+        for how in [&["--now"][..], &["--grace", "1s"], &["--stop-monitors"]] {
+            let report = reap(&bench, &[&["--dry-run", "--scope", scope], how].concat()).expect_code(0).json();
+            assert!(report["processes"].as_array().is_some_and(|list| list.len() >= 3), "{report:#}");
+        }
+    }
+    assert_eq!(trace.sent_to(&all), Vec::<String>::new());
+    assert!(all.iter().all(|pid| alive(*pid)));
+    // The same trace shows a reap that is meant.
+    reap(&bench, &["--scope", "tree", "--grace", "5s"]).expect_code(0);
+    assert!(trace.sent_to(&all).len() >= all.len(), "{:?}", trace.sent_to(&all));
+}
