@@ -68,18 +68,7 @@ impl Facts {
         let dir = ProcDir::open(root, tgid)?;
         let stat = Stat::parse(&dir.read("stat")?).filter(accept)?;
         let start_ns = stat.start_ns();
-        let Stat {
-            pid: _,
-            comm,
-            state,
-            ppid,
-            session,
-            terminal: _,
-            threads,
-            start_ticks: _,
-            kernel_thread,
-            exiting: _,
-        } = stat;
+        let Stat { comm, state, ppid, session, threads, kernel_thread, .. } = stat;
         let Status { uid, nspids } = dir.read("status").map(|bytes| Status::parse(&bytes)).unwrap_or_default();
         let mut cmdline = dir.read("cmdline").unwrap_or_default();
         let mut exe = dir.link("exe");

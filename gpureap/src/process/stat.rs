@@ -17,6 +17,9 @@ pub struct Stat {
     pub session: u32,
     /// It has a controlling terminal.
     pub terminal: bool,
+    /// Processor time in user space and in the kernel, in clock ticks.
+    pub user_ticks: u64,
+    pub kernel_ticks: u64,
     pub threads: u32,
     /// Since boot, in clock ticks.
     pub start_ticks: u64,
@@ -43,6 +46,8 @@ impl Stat {
             ppid: small(1)?,
             session: small(3).unwrap_or(0),
             terminal: number(4).is_some_and(|tty| tty != 0),
+            user_ticks: number(11)?,
+            kernel_ticks: number(12)?,
             threads: small(17)?,
             start_ticks: number(19)?,
             kernel_thread: number(6)? & KERNEL_THREAD != 0,

@@ -3,9 +3,16 @@
 use std::{
     fs,
     path::{Path, PathBuf},
+    thread,
+    time::Duration,
 };
 
 use serde::{Deserialize, Serialize};
+
+use crate::process::stat::Stat;
+
+/// Ten ticks of the clock that processor time is told in.
+const SAMPLE: Duration = Duration::from_millis(100);
 
 /// Lines of a kernel stack that are kept.
 const STACK_LINES: usize = 32;
@@ -17,6 +24,9 @@ pub struct Stuck {
     pub thread: String,
     /// State letter as in /proc/PID/stat.
     pub state: String,
+    /// For a running thread: all the processor time that it got in a sample was spent in the kernel, as by one that waits
+    /// in a loop of the driver. Null where it is not running, or got no time.
+    pub in_kernel: Option<bool>,
     /// Kernel function that it sleeps in.
     pub wchan: Option<String>,
     /// Innermost first; empty when the caller may not see it.
@@ -48,14 +58,27 @@ impl Coroner {
     /// that have ended count last. `None` if the process is not there.
     pub fn examine(&self, tgid: u32, age_s: u64) -> Option<Stuck> {
         let tasks = fs::read_dir(self.proc_root.join(tgid.to_string()).join("task")).ok()?;
-        tasks.flatten().filter_map(|task| thread(&task.path(), age_s)).min_by_key(|stuck| {
+        let worst = tasks.flatten().filter_map(|task| look(&task.path(), age_s)).min_by_key(|stuck| {
             let rank = ["D", "R", "S", "T", "t"].iter().position(|state| stuck.state == *state).unwrap_or(usize::MAX);
             (rank, stuck.tid)
-        })
+        })?;
+        let dir = self.proc_root.join(tgid.to_string()).join("task").join(worst.tid.to_string());
+        let in_kernel = if worst.state == "R" { in_kernel(&dir) } else { None };
+        Some(Stuck { in_kernel, ..worst })
     }
 }
 
-fn thread(dir: &Path, age_s: u64) -> Option<Stuck> {
+/// Where a thread spends its time, over [`SAMPLE`].
+fn in_kernel(dir: &Path) -> Option<bool> {
+    let times = || Stat::parse(&fs::read(dir.join("stat")).ok()?).map(|stat| (stat.user_ticks, stat.kernel_ticks));
+    let (user, kernel) = times()?;
+    thread::sleep(SAMPLE);
+    let (later_user, later_kernel) = times()?;
+    let (user, kernel) = (later_user.saturating_sub(user), later_kernel.saturating_sub(kernel));
+    (user + kernel > 0).then_some(user == 0)
+}
+
+fn look(dir: &Path, age_s: u64) -> Option<Stuck> {
     let status = fs::read(dir.join("status")).ok()?;
     let status = String::from_utf8_lossy(&status);
     let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
@@ -67,6 +90,7 @@ fn thread(dir: &Path, age_s: u64) -> Option<Stuck> {
         tid: dir.file_name()?.to_str()?.parse().ok()?,
         thread: field("Name:")?.to_owned(),
         state: field("State:")?.chars().take(1).collect(),
+        in_kernel: None,
         wchan,
         stack: stack.lines().take(STACK_LINES).map(|line| frame(line).to_owned()).collect(),
         kill_pending: (pending("SigPnd:") | pending("ShdPnd:")) & kill_bit != 0,
@@ -111,5 +135,28 @@ mod tests {
         let stuck = Coroner::default().examine(std::process::id(), 0).unwrap();
         assert!(!stuck.kill_pending);
         assert!(stuck.tid > 0 && !stuck.state.is_empty());
+    }
+
+    #[test]
+    fn a_loop_in_the_kernel_is_told_from_one_outside() {
+        for (script, expected) in
+            [("exec dd if=/dev/zero of=/dev/null bs=256M status=none", true), ("while :; do :; done", false)]
+        {
+            let mut child = std::process::Command::new("sh").args(["-c", script]).spawn().unwrap();
+            let begun = std::time::Instant::now();
+            // On a busy host a sample may meet it waiting for a processor, or in the other half.
+            let seen = loop {
+                let stuck = Coroner::default().examine(child.id(), 0);
+                if stuck.as_ref().is_some_and(|stuck| stuck.in_kernel == Some(expected)) {
+                    break true;
+                }
+                if begun.elapsed() > Duration::from_secs(20) {
+                    break false;
+                }
+            };
+            child.kill().unwrap();
+            child.wait().unwrap();
+            assert!(seen, "{script}");
+        }
     }
 }

@@ -74,6 +74,7 @@ fn ending(process: &Process) -> String {
             || "still holds".to_owned(),
             |stuck| {
                 let wchan = stuck.wchan.as_ref().map_or_else(String::new, |wchan| format!(" in {wchan}"));
+                let wchan = if stuck.in_kernel == Some(true) { " busy in the kernel".to_owned() } else { wchan };
                 format!("still holds: thread {} in state {}{wchan}", stuck.tid, stuck.state)
             },
         ),
