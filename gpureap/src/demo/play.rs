@@ -270,7 +270,10 @@ fn reap(
     let policy = Policy {
         slots: Some(slots.values().copied().collect()),
         matching: Matching::Any,
+        by_handle: BTreeSet::new(),
+        contexts: BTreeMap::new(),
         pids: cast.pids(),
+        chosen: None,
         own: std::process::id(),
         own_session: people.session(std::process::id()),
         ancestors: people.ancestors(std::process::id()),

@@ -1,9 +1,11 @@
 //! What /proc tells about processes, read from an injectable root. Whatever is missing or unreadable is `None`.
 
 pub mod facts;
+pub mod names;
 pub mod place;
 pub mod stat;
 pub mod walk;
 
 pub use facts::{Facts, Thread};
+pub use names::ContainerNames;
 pub use place::Place;

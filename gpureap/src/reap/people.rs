@@ -17,6 +17,8 @@ use super::{
     report::{Identity, Parent, People, Presence},
 };
 use crate::{
+    classify::{Classed, Classifier, Rules},
+    config::Paths,
     model::{ProcKey, View},
     process::{Facts, stat::Stat},
 };
@@ -25,12 +27,19 @@ use crate::{
 #[derive(Debug)]
 pub struct ProcPeople {
     root: PathBuf,
+    classifier: Classifier,
     known: RefCell<BTreeMap<ProcKey, Option<Facts>>>,
 }
 
 impl ProcPeople {
+    /// Classes them by the shipped rules.
     pub fn new(root: impl Into<PathBuf>) -> Self {
-        Self { root: root.into(), known: RefCell::default() }
+        Self::classed(&Paths { proc: root.into(), ..Paths::default() }, &Rules::default())
+    }
+
+    pub fn classed(paths: &Paths, rules: &Rules) -> Self {
+        let classifier = Classifier::new(paths, rules);
+        Self { root: paths.proc.clone(), classifier, known: RefCell::default() }
     }
 
     fn facts(&self, key: ProcKey) -> Option<Facts> {
@@ -45,8 +54,10 @@ impl ProcPeople {
     /// What the plan must know of the holders. A process that is gone is left out: it is not signalled anyway.
     pub fn subjects(&self, view: &View) -> BTreeMap<ProcKey, Subject> {
         let subject = |key: ProcKey| {
-            let Facts { session, is_kernel_thread: kernel_thread, .. } = self.facts(key)?;
-            Some((key, Subject { session, kernel_thread, ..Subject::default() }))
+            let facts = self.facts(key)?;
+            let Classed { class, rule: class_rule } = self.classifier.class(&facts);
+            let Facts { session, is_kernel_thread: kernel_thread, .. } = facts;
+            Some((key, Subject { class, class_rule, session, kernel_thread }))
         };
         view.holders.iter().filter_map(|holder| subject(holder.key)).collect()
     }
