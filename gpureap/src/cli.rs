@@ -9,6 +9,7 @@ use clap::{
 };
 
 use crate::{
+    choose::wish::{self, SlurmJob, Variable},
     config::{Overrides, StandIn, duration},
     gpu::select::By,
     model::{Backend, Source},
@@ -138,6 +139,9 @@ const REAP_HELP: &str = "\
 Example:
   gpureap reap --gpu 0 --dry-run
   gpureap reap --gpu 0 --grace 30s --yes
+  gpureap reap --slurm-job 4711 --yes
+  gpureap reap --tree-of 1234 --env WORLD_SIZE=8 --dry-run
+  gpureap reap --include-protected dcgm --yes
   gpureap reap --now --yes
 
 Exit codes:
@@ -148,15 +152,42 @@ Exit codes:
 #[derive(Clone, Debug, Default, Args)]
 #[command(next_help_heading = "Choosing")]
 pub struct Choosing {
-    /// GPU by minor, node path, UUID (or its beginning), PCI address, or `all` (repeatable) [default: all]
+    /// GPU by minor, node path, UUID (or its beginning), PCI address, MIG UUID, or `all` (repeatable) [default: all]
     #[arg(long, value_name = "GPU", action = ArgAction::Append)]
     pub gpu: Vec<String>,
     /// What a bare number in --gpu means: the N of /dev/nvidiaN, or nvidia-smi's index
     #[arg(long, value_enum, default_value_t = By::Minor)]
     pub by: By,
-    /// Only these processes (repeatable)
+    /// Only these processes (repeatable, like the filters below; values of one filter are alternatives, different filters must all fit)
     #[arg(long, value_name = "PID", action = ArgAction::Append, value_parser = clap::value_parser!(u32).range(1..))]
     pub pid: Vec<u32>,
+    /// Processes of this user, by name or number
+    #[arg(long, value_name = "USER", action = ArgAction::Append, value_parser = wish::user)]
+    pub user: Vec<u32>,
+    /// Processes of exactly this name, as `ps -o comm` shows it: 15 bytes at most
+    #[arg(long, value_name = "NAME", action = ArgAction::Append, value_parser = wish::comm)]
+    pub comm: Vec<String>,
+    /// Processes in this container: id, the first 4 digits of it or more, or name
+    #[arg(long, value_name = "CONTAINER", action = ArgAction::Append, value_parser = wish::container)]
+    pub container: Vec<String>,
+    /// Processes of this Slurm job, or of one step of it: 123, 123.0
+    #[arg(long, value_name = "JOB", action = ArgAction::Append)]
+    pub slurm_job: Vec<SlurmJob>,
+    /// Processes below this systemd unit; `.service` may be left out
+    #[arg(long, value_name = "UNIT", action = ArgAction::Append, value_parser = wish::unit)]
+    pub unit: Vec<String>,
+    /// Processes in this cgroup or below it, from the hierarchy's root or from /sys/fs/cgroup
+    #[arg(long, value_name = "PATH", action = ArgAction::Append, value_parser = wish::cgroup)]
+    pub cgroup: Vec<String>,
+    /// Processes that were started with this in their environment; different variables must all fit
+    #[arg(long, value_name = "KEY=VAL", action = ArgAction::Append)]
+    pub env: Vec<Variable>,
+    /// This process, which may be dead, and all that descend from it
+    #[arg(long, value_name = "PID", action = ArgAction::Append, value_parser = clap::value_parser!(u32).range(1..))]
+    pub tree_of: Vec<u32>,
+    /// Processes that started at least so long ago: 90s, 2h
+    #[arg(long, value_name = "TIME", value_parser = duration)]
+    pub older_than: Option<Duration>,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Args)]
@@ -224,6 +255,9 @@ pub struct ReapArgs {
     /// Also processes of the session that this command runs in
     #[arg(long)]
     pub include_own_session: bool,
+    /// Also processes of class system or monitor that this rule classed, or of `all` rules (repeatable)
+    #[arg(long, value_name = "RULE", action = ArgAction::Append)]
+    pub include_protected: Vec<String>,
 }
 
 impl ReapArgs {
@@ -326,6 +360,15 @@ mod tests {
             "holders --device kind=standin,major=4",
             "holders --backend lsm",
             "nonsense",
+            "holders --user no-such-user-here",
+            "holders --env KEY",
+            "holders --comm a-name-that-is-too-long",
+            "holders --cgroup /a/../b",
+            "holders --slurm-job 1_2",
+            "holders --older-than soon",
+            "holders --older-than 1h --older-than 2h",
+            "reap --unit a/b",
+            "reap --tree-of 0",
             "-q -v holders",
         ] {
             assert_eq!(parse(line).unwrap_err().exit_code(), 2, "{line}");

@@ -13,7 +13,11 @@ use gpureap_common::abi::{ANY_MINOR, MAX_MAJOR};
 use jiff::SignedDuration;
 use serde::{Deserialize, Deserializer};
 
-use crate::{error::Failure, model::Backend};
+use crate::{
+    classify::{Rule, Rules},
+    error::Failure,
+    model::Backend,
+};
 
 /// Where things are. Every path can be moved, so that tests and a second instance run beside the real one.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -32,6 +36,8 @@ pub struct Paths {
     pub sys: PathBuf,
     /// `GPUREAP_DEV`: where device nodes are looked for. What is shown always begins with `/dev`.
     pub dev: PathBuf,
+    /// `GPUREAP_HOST`: the host's root, where the files of container runtimes and of the system's programs are.
+    pub host: PathBuf,
 }
 
 impl Default for Paths {
@@ -54,6 +60,7 @@ impl Paths {
             proc: path("GPUREAP_PROC", "/proc"),
             sys: path("GPUREAP_SYS", "/sys"),
             dev: path("GPUREAP_DEV", "/dev"),
+            host: path("GPUREAP_HOST", "/"),
         }
     }
 }
@@ -148,6 +155,8 @@ pub struct Config {
     pub maps: Maps,
     /// `None`: the first set that works, in order of preference.
     pub backend: Option<Backend>,
+    /// What is part of the system and what is a monitor: the file's rules, then the shipped ones.
+    pub classes: Rules,
 }
 
 impl Default for Config {
@@ -158,6 +167,7 @@ impl Default for Config {
             daemon: Daemon { sweep_period: Duration::from_secs(30), loss_poll: Duration::from_secs(1) },
             maps: Maps::default(),
             backend: None,
+            classes: Rules::default(),
         }
     }
 }
@@ -208,7 +218,7 @@ impl Config {
             Failure::usage(format!("{}:{line}: {message}", path.display()))
         };
         let raw: RawConfig = toml::from_str(text).map_err(|error| at(error.span(), error.message()))?;
-        let RawConfig { device, daemon, maps } = raw;
+        let RawConfig { device, daemon, maps, class } = raw;
         let mut devices = Vec::new();
         for entry in device {
             let span = Some(entry.span());
@@ -236,6 +246,7 @@ impl Config {
                 procs: size(procs, default.maps.procs),
                 lineage: size(lineage, default.maps.lineage),
             },
+            classes: Rules::with(class),
             ..default
         })
     }
@@ -269,6 +280,8 @@ struct RawConfig {
     daemon: RawDaemon,
     #[serde(default)]
     maps: RawMaps,
+    #[serde(default)]
+    class: Vec<Rule>,
 }
 
 #[derive(Deserialize)]
@@ -354,8 +367,11 @@ mod tests {
             .fold(String::new(), |text, line| text + line + "\n");
         let config = parse(&live).unwrap();
         assert_eq!(config.devices, [StandIn { major: 4, minor: 20, node: "/dev/tty20".into() }]);
-        assert_eq!(Config { devices: Vec::new(), ..config }, Config::default());
-        for key in ["sweep_period", "loss_poll", "files", "holders", "tables", "procs", "lineage", "major", "node"] {
+        assert!(config.classes.has("gpu-broker") && config.classes.has("dcgm"));
+        assert_eq!(Config { devices: Vec::new(), classes: Rules::default(), ..config }, Config::default());
+        let keys = ["sweep_period", "loss_poll", "files", "holders", "tables", "procs", "lineage", "major", "node"];
+        let rules = ["name", "class", "exe", "unit", "uid", "comm", "image", "container", "pod", "namespace"];
+        for key in keys.into_iter().chain(rules) {
             assert!(live.lines().any(|line| line.starts_with(&format!("{key} ="))), "{key} is not documented");
         }
     }
@@ -384,6 +400,14 @@ mod tests {
             (device(4, 1, "dev/x"), "c.toml:1: node dev/x is not an absolute path"),
             (device(4, -1, "/dev/x"), "c.toml:4: invalid value: integer `-1`"),
             (device(4, 1, "/dev/x") + &device(4, 1, "/dev/y"), "c.toml:6: device 4:1 is already /dev/x"),
+            (
+                "[[class]]\nname = \"a\"\nclass = \"system\"\ncomm = \"b\"".to_owned(),
+                "c.toml:1: whoever runs a process",
+            ),
+            (
+                "[[class]]\nname = \"a\"\nclass = \"b\"".to_owned(),
+                "c.toml:3: unknown variant `b`, expected one of `job`",
+            ),
         ];
         for (text, expected) in cases {
             let message = parse(&text).unwrap_err();

@@ -1,6 +1,8 @@
 //! gpureap: who holds the GPU, and how to get it back.
 
 pub mod bpf;
+pub mod choose;
+pub mod classify;
 pub mod cli;
 pub mod clock;
 pub mod commands;

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::{
+    choose::{Chooser, Chosen},
     cli::{Choosing, HoldersArgs},
     config::Config,
     exit_code::Exit,
@@ -25,7 +26,8 @@ pub fn run(args: &HoldersArgs, config: &Config) -> anyhow::Result<Exit> {
 
 /// What the command prints.
 pub fn report(args: &HoldersArgs, config: &Config) -> anyhow::Result<HoldersReport> {
-    let HoldersArgs { choosing: Choosing { gpu, by, pid }, json, source, sweep } = args;
+    let HoldersArgs { choosing, json, source, sweep } = args;
+    let Choosing { gpu, by, .. } = choosing;
     let Opened { eyes, devices, note } = eyes::open(config, *source)?;
     let slots = if gpu.is_empty() { None } else { Some(devices.select_all(&config.paths, gpu, *by)?) };
     let mut view = if devices.is_empty() {
@@ -39,8 +41,10 @@ pub fn report(args: &HoldersArgs, config: &Config) -> anyhow::Result<HoldersRepo
     if !devices.is_empty() {
         view.notes.extend(note);
     }
+    let Chosen { keys: chosen, notes } = Chooser::new(choosing, &config.paths, eyes.lineage())?.chosen(&view)?;
+    view.notes.extend(notes);
     let host = Host::read(&config.paths.proc);
-    let options = Options { host, slots, pids: pid.clone(), threads: *json };
+    let options = Options { host, slots, chosen, rules: config.classes.clone(), threads: *json };
     Ok(build(&view, &devices, eyes.lineage(), &config.paths, &options))
 }
 

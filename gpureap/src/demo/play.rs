@@ -271,7 +271,10 @@ fn reap(
     let policy = Policy {
         slots: Some(slots.values().copied().collect()),
         matching: Matching::Any,
+        by_handle: BTreeSet::new(),
+        contexts: BTreeMap::new(),
         pids: cast.pids(),
+        chosen: None,
         own: std::process::id(),
         own_session: people.session(std::process::id()),
         ancestors: people.ancestors(std::process::id()),
@@ -291,6 +294,7 @@ fn reap(
         kinship: &people,
         devices,
         policy: &policy,
+        filter: &|_| None,
         scope: Scope::Process,
         fenced: false,
         scene,

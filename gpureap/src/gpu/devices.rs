@@ -81,6 +81,14 @@ impl Devices {
         self.list.iter().filter(|device| device.kind.is_gpu())
     }
 
+    /// Capabilities to work in a part of a GPU: nobody maps one, so a handle is all that there is to count.
+    pub fn by_handle(&self) -> BTreeSet<Slot> {
+        let is_part = |device: &&Device| {
+            device.kind == DeviceKind::Cap && device.model.as_ref().is_some_and(|name| name.starts_with("gpu"))
+        };
+        self.list.iter().filter(is_part).map(|device| device.slot).collect()
+    }
+
     /// Plain sentences about what could not be told apart.
     pub fn notes(&self) -> &[String] {
         &self.notes

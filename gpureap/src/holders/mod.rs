@@ -12,11 +12,12 @@ use lineage::Readings;
 use report::{DeviceReport, HeldReport, HolderReport, HoldersReport, Origin, OrphanReport, ProcessName, Role, SCHEMA};
 
 use crate::{
+    classify::{Class, Classed, Classifier, DEFAULT_RULE, Rules},
     config::Paths,
     gpu::devices::Devices,
     host::Host,
     model::{Device, Holder, LineageSource, Orphan, ProcKey, Slot, Source, Usage, View},
-    process::Facts,
+    process::{ContainerNames, Facts},
 };
 
 /// What to show.
@@ -25,20 +26,22 @@ pub struct Options {
     pub host: Host,
     /// Only holders of these; `None`: of anything.
     pub slots: Option<BTreeSet<Slot>>,
-    /// Only these processes; empty: all.
-    pub pids: Vec<u32>,
+    /// Only these processes; `None`: all.
+    pub chosen: Option<BTreeSet<ProcKey>>,
+    /// What classes them.
+    pub rules: Rules,
     /// Read thread names too.
     pub threads: bool,
 }
 
 impl Options {
     pub fn all(host: Host) -> Self {
-        Self { host, slots: None, pids: Vec::new(), threads: true }
+        Self { host, slots: None, chosen: None, rules: Rules::default(), threads: true }
     }
 
     fn wants(&self, holder: &Holder) -> bool {
-        let Self { host: _, slots, pids, threads: _ } = self;
-        (pids.is_empty() || pids.contains(&holder.key.tgid))
+        let Self { host: _, slots, chosen, rules: _, threads: _ } = self;
+        chosen.as_ref().is_none_or(|keys| keys.contains(&holder.key))
             && slots.as_ref().is_none_or(|slots| holder.usage.keys().any(|slot| slots.contains(slot)))
     }
 
@@ -66,8 +69,9 @@ pub fn build(
     let mut counts: BTreeMap<Slot, u32> = BTreeMap::new();
     let mut reports = Vec::new();
     let readings = Readings::new(&paths.proc);
+    let classifier = Classifier::new(paths, &options.rules);
     for holder in holders.iter().filter(|holder| options.wants(holder)) {
-        if let Some(report) = holder_report(holder, *source, devices, lineage, &readings, options) {
+        if let Some(report) = holder_report(holder, *source, devices, lineage, &readings, &classifier, options) {
             for slot in holder.usage.keys() {
                 *counts.entry(*slot).or_default() += 1;
             }
@@ -117,10 +121,10 @@ pub fn build(
         swept: swept_ns.map(|time| options.host.wall(time)),
         devices: device_reports.collect(),
         holders: reports,
-        // A file that no process holds belongs to no pid that could be asked for.
+        // A file that no process holds belongs to nobody who could be asked for.
         orphans: orphans
             .iter()
-            .filter(|orphan| options.wants_slot(orphan.slot) && options.pids.is_empty())
+            .filter(|orphan| options.wants_slot(orphan.slot) && options.chosen.is_none())
             .map(|orphan| orphan_report(orphan, devices))
             .collect(),
         lost_events: *lost_events,
@@ -134,6 +138,7 @@ fn holder_report(
     devices: &Devices,
     lineage: &dyn LineageSource,
     readings: &Readings<'_>,
+    classifier: &Classifier,
     options: &Options,
 ) -> Option<HolderReport> {
     let Holder { key, usage, how, private_tids, inherited_from, from_snapshot } = holder;
@@ -203,9 +208,14 @@ fn holder_report(
         thread_count: 0,
         is_kernel_thread: false,
     };
+    let classed = facts.as_deref().map(|facts| classifier.class(facts));
+    let Classed { class, rule: class_rule } =
+        classed.unwrap_or_else(|| Classed { class: Class::Job, rule: DEFAULT_RULE.to_owned() });
     let seen = facts.map_or_else(unknown, |facts| Facts::clone(&facts));
     let Facts { nspids, comm, argv, exe, exe_deleted, uid, user, cgroup, place, .. } = seen;
-    let crate::process::Place { unit, container, slurm_job, pod } = place;
+    let crate::process::Place { unit, container, slurm_job, slurm_step, pod } = place;
+    let names = container.as_ref().map(|id| classifier.names(id)).unwrap_or_default();
+    let ContainerNames { name: container_name, image, pod: pod_name, namespace: pod_namespace } = names;
     Some(HolderReport {
         pid: key.tgid,
         start_ns: key.start_ns,
@@ -217,13 +227,18 @@ fn holder_report(
         exe_deleted,
         uid,
         user,
-        class: "job".to_owned(),
-        class_rule: "default".to_owned(),
+        class,
+        class_rule,
         cgroup,
         unit,
         container,
+        container_name,
+        image,
         slurm_job,
+        slurm_step,
         pod,
+        pod_name,
+        pod_namespace,
         parent,
         lineage: ancestors,
         orphan_of,

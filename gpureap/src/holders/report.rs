@@ -5,7 +5,10 @@ use std::collections::BTreeSet;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use crate::model::{Backend, DeviceKind, How, Source};
+use crate::{
+    classify::Class,
+    model::{Backend, DeviceKind, How, Source},
+};
 
 pub const SCHEMA: &str = "gpureap.holders/1";
 
@@ -61,13 +64,26 @@ pub struct HolderReport {
     pub exe_deleted: bool,
     pub uid: Option<u32>,
     pub user: Option<String>,
-    pub class: String,
+    pub class: Class,
     pub class_rule: String,
     pub cgroup: Option<String>,
     pub unit: Option<String>,
+    /// Id, or name where the runtime has no ids.
     pub container: Option<String>,
+    /// What the runtime's files tell of it.
+    #[serde(default)]
+    pub container_name: Option<String>,
+    #[serde(default)]
+    pub image: Option<String>,
     pub slurm_job: Option<String>,
+    #[serde(default)]
+    pub slurm_step: Option<String>,
+    /// Uid.
     pub pod: Option<String>,
+    #[serde(default)]
+    pub pod_name: Option<String>,
+    #[serde(default)]
+    pub pod_namespace: Option<String>,
     pub parent: Option<ProcessName>,
     /// From the parent at fork upwards, ancestors that are gone included, without pid 1.
     pub lineage: Vec<AncestorReport>,

@@ -196,18 +196,19 @@ fn loops_in_the_lineage_end() {
 #[test]
 fn filters() {
     let devices = discover(&fixture(), &[]).unwrap();
-    let build = |slots: Option<&[Slot]>, pids: &[u32]| {
+    let build = |slots: Option<&[Slot]>, chosen: Option<&[u64]>| {
         let slots = slots.map(|slots| slots.iter().copied().collect());
-        let options = Options { slots, pids: pids.to_vec(), ..Options::all(host()) };
+        let chosen = chosen.map(|starts| starts.iter().map(|start_ns| ProcKey::new(498, *start_ns)).collect());
+        let options = Options { slots, chosen, ..Options::all(host()) };
         let report = build(&view(vec![job()]), &devices, &NoLineage, &fixture(), &options);
         (report.devices.len(), report.holders.len(), report.orphans.len())
     };
-    assert_eq!(build(None, &[]), (6, 1, 1));
+    assert_eq!(build(None, None), (6, 1, 1));
     // With the chosen device, the others of the holder that is shown: its rows refer to them.
-    assert_eq!(build(Some(&[0]), &[]), (3, 1, 1));
-    assert_eq!(build(Some(&[2]), &[]), (0, 0, 0));
-    assert_eq!(build(None, &[498]), (6, 1, 0));
-    assert_eq!(build(None, &[499]), (6, 0, 0));
+    assert_eq!(build(Some(&[0]), None), (3, 1, 1));
+    assert_eq!(build(Some(&[2]), None), (0, 0, 0));
+    assert_eq!(build(None, Some(&[START_NS])), (6, 1, 0));
+    assert_eq!(build(None, Some(&[START_NS + 1])), (6, 0, 0));
 }
 
 #[test]

@@ -18,7 +18,7 @@ use rustix::{
 };
 
 use super::{
-    place::{Place, cgroup_path},
+    place::{Place, cgroup_path, cgroup_paths},
     stat::{self, Stat, Status},
 };
 
@@ -116,6 +116,21 @@ impl Facts {
                 Some(Thread { tid, comm: lossy(comm.strip_suffix(b"\n").unwrap_or(&comm)) })
             })
             .collect()
+    }
+
+    /// Its group in every hierarchy.
+    pub fn cgroups(&self, root: &Path) -> Vec<String> {
+        self.dir(root).and_then(|dir| dir.read("cgroup")).map(|bytes| cgroup_paths(&bytes)).unwrap_or_default()
+    }
+
+    /// What it was started with, `KEY=VAL` and a zero each; `None` where the caller may not read it.
+    pub fn environment(&self, root: &Path) -> Option<Vec<u8>> {
+        let dir = self.dir(root)?;
+        let bytes = dir.read("environ")?;
+        // A leader that has ended has given up its address space, its threads have not.
+        let other =
+            (bytes.is_empty() && self.state == 'Z').then(|| dir.tids().into_iter().find(|tid| *tid != self.tgid));
+        other.flatten().map_or(Some(bytes), |tid| dir.read(&format!("task/{tid}/environ")))
     }
 
     /// The kernel function that a thread sleeps in.

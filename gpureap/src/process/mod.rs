@@ -2,10 +2,12 @@
 
 pub mod cgroup;
 pub mod facts;
+pub mod names;
 pub mod place;
 pub mod stat;
 pub mod table;
 pub mod walk;
 
 pub use facts::{Facts, Thread};
+pub use names::ContainerNames;
 pub use place::Place;

@@ -19,7 +19,7 @@ mod tests;
 #[cfg(test)]
 mod world;
 
-use std::{collections::BTreeSet, io::IsTerminal as _};
+use std::{collections::BTreeMap, io::IsTerminal as _};
 
 use self::{
     ladder::Rungs,
@@ -33,6 +33,7 @@ use self::{
     stuck::Coroner,
 };
 use crate::{
+    choose::{Chooser, Chosen},
     cli::{Match, ReapArgs},
     clock::boottime_ns,
     config::Config,
@@ -54,6 +55,12 @@ pub fn run(args: &ReapArgs, config: &Config) -> anyhow::Result<Exit> {
 
 fn policy(args: &ReapArgs, config: &Config, devices: &Devices, people: &ProcPeople) -> anyhow::Result<Policy> {
     let choosing = &args.choosing;
+    let unknown = |name: &&String| *name != "all" && !config.classes.has(name);
+    if let Some(name) = args.include_protected.iter().find(unknown) {
+        return Err(
+            Failure::usage(format!("--include-protected {name}: no rule has that name; the plan names them")).into()
+        );
+    }
     let chosen = || devices.select_all(&config.paths, &choosing.gpu, choosing.by);
     Ok(Policy {
         slots: if choosing.gpu.is_empty() { None } else { Some(chosen()?) },
@@ -61,13 +68,16 @@ fn policy(args: &ReapArgs, config: &Config, devices: &Devices, people: &ProcPeop
             Match::Attached => Matching::Attached,
             Match::Any => Matching::Any,
         },
+        by_handle: devices.by_handle(),
+        contexts: BTreeMap::new(),
         pids: choosing.pid.iter().copied().collect(),
+        chosen: None,
         own: std::process::id(),
         own_session: people.session(std::process::id()),
         ancestors: people.ancestors(std::process::id()),
         include_own_session: args.include_own_session,
         stop_monitors: args.stop_monitors,
-        include_protected: BTreeSet::new(),
+        include_protected: args.include_protected.iter().cloned().collect(),
         privileged: rustix::process::geteuid().is_root(),
     })
 }
@@ -82,9 +92,12 @@ pub fn reap(
 ) -> anyhow::Result<Exit> {
     let mut signaller = Pidfds::new();
     let scene = Scene::here(&config.paths.proc);
-    let people = ProcPeople::new(&config.paths.proc);
-    let policy = policy(args, config, devices, &people)?;
+    let people = ProcPeople::classed(&config.paths, &config.classes);
+    let mut policy = policy(args, config, devices, &people)?;
+    let chooser = Chooser::new(&args.choosing, &config.paths, eyes.lineage())?;
     let view = eyes.view()?;
+    let Chosen { keys, notes: filter_notes } = chooser.chosen(&view)?;
+    policy.chosen = keys;
     let subjects = people.subjects(&view);
     let first = if args.now { Signal::Kill } else { Signal::Term };
     let mut record = Record::new(&config.paths.state, scene.clone(), boottime_ns);
@@ -96,6 +109,7 @@ pub fn reap(
         kinship: &people,
         devices: devices.list(),
         policy: &policy,
+        filter: &|view| chooser.chosen(view).map_or_else(|_| policy.chosen.clone(), |chosen| chosen.keys),
         scope: args.scope,
         fenced: false,
         scene,
@@ -103,7 +117,7 @@ pub fn reap(
     let planned = reaper.plan(view, &subjects);
     let targets = planned.plan.targets().count();
     let mut preview = reaper.dry_run(&planned);
-    preview.notes.extend(note.clone());
+    preview.notes.extend(note.iter().chain(&filter_notes).cloned());
     if args.dry_run {
         print(args, &preview, || text::plan(&preview, first.name()))?;
         return Ok(Exit::Done);
@@ -118,7 +132,7 @@ pub fn reap(
     }
     let rungs = Rungs { now: args.now, grace: args.grace, timeout: args.timeout };
     let (mut report, exit) = reaper.carry_out(planned, rungs, &Coroner::new(&config.paths.proc))?;
-    report.notes.extend(note.into_iter().chain(record.complaint().map(str::to_owned)));
+    report.notes.extend(note.into_iter().chain(filter_notes).chain(record.complaint().map(str::to_owned)));
     print(args, &report, || text::report(&report))?;
     Ok(exit)
 }

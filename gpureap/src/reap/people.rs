@@ -18,10 +18,13 @@ use super::{
     scope::Kinship,
 };
 use crate::{
+    classify::{Classed, Classifier, Rules},
+    config::Paths,
     model::{ProcKey, View},
     process::{
         Facts,
         cgroup::{self, Hierarchies, JobCgroup},
+        place,
         stat::Stat,
         table::Table,
     },
@@ -31,13 +34,24 @@ use crate::{
 #[derive(Debug)]
 pub struct ProcPeople {
     root: PathBuf,
+    classifier: Classifier,
     known: RefCell<BTreeMap<ProcKey, Option<Facts>>>,
     hierarchies: OnceCell<Hierarchies>,
 }
 
 impl ProcPeople {
+    /// Classes them by the shipped rules.
     pub fn new(root: impl Into<PathBuf>) -> Self {
-        Self { root: root.into(), known: RefCell::default(), hierarchies: OnceCell::new() }
+        Self::classed(&Paths { proc: root.into(), ..Paths::default() }, &Rules::default())
+    }
+
+    pub fn classed(paths: &Paths, rules: &Rules) -> Self {
+        Self {
+            root: paths.proc.clone(),
+            classifier: Classifier::new(paths, rules),
+            known: RefCell::default(),
+            hierarchies: OnceCell::new(),
+        }
     }
 
     fn facts(&self, key: ProcKey) -> Option<Facts> {
@@ -49,8 +63,9 @@ impl ProcPeople {
         self.hierarchies.get_or_init(|| Hierarchies::read(&self.root))
     }
 
-    fn subject_of(facts: &Facts) -> Subject {
-        Subject { session: facts.session, kernel_thread: facts.is_kernel_thread, ..Subject::default() }
+    fn subject_of(&self, facts: &Facts) -> Subject {
+        let Classed { class, rule: class_rule } = self.classifier.class(facts);
+        Subject { class, class_rule, session: facts.session, kernel_thread: facts.is_kernel_thread }
     }
 
     fn stat(&self, pid: u32) -> Option<Stat> {
@@ -59,7 +74,7 @@ impl ProcPeople {
 
     /// What the plan must know of the holders. A process that is gone is left out: it is not signalled anyway.
     pub fn subjects(&self, view: &View) -> BTreeMap<ProcKey, Subject> {
-        let subject = |key: ProcKey| Some((key, Self::subject_of(&self.facts(key)?)));
+        let subject = |key: ProcKey| Some((key, self.subject_of(&self.facts(key)?)));
         view.holders.iter().filter_map(|holder| subject(holder.key)).collect()
     }
 
@@ -82,10 +97,8 @@ impl ProcPeople {
 
 impl People for ProcPeople {
     fn service(&self, key: ProcKey) -> Option<String> {
-        let Facts { cgroup, place, .. } = self.facts(key)?;
-        // Units of a user's own manager are in the user's slice, and those of a container are the container's.
-        let of_system = cgroup.is_some_and(|path| !path.starts_with("/user.slice/")) && place.container.is_none();
-        place.unit.filter(|unit| of_system && unit.ends_with(".service"))
+        let cgroup = self.facts(key)?.cgroup?;
+        place::system_unit(&cgroup).filter(|unit| unit.ends_with(".service")).map(str::to_owned)
     }
 
     fn identity(&self, key: ProcKey) -> Identity {
@@ -133,7 +146,7 @@ impl Kinship for ProcPeople {
     fn subject(&self, pid: u32) -> Option<(ProcKey, Subject)> {
         let facts = Facts::read_any(&self.root, pid)?;
         let key = ProcKey::new(pid, facts.start_ns);
-        let subject = Self::subject_of(&facts);
+        let subject = self.subject_of(&facts);
         self.known.borrow_mut().entry(key).or_insert(Some(facts));
         Some((key, subject))
     }

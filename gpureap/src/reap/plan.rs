@@ -7,7 +7,11 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
-use crate::model::{Holder, ProcKey, Slot, Usage, View};
+pub use crate::classify::Class;
+use crate::{
+    classify::DEFAULT_RULE,
+    model::{Holder, ProcKey, Slot, Usage, View},
+};
 
 /// Nanoseconds of the coarsest start time that a source may give: a tick of /proc/PID/stat.
 const TICK_NS: u64 = 10_000_000;
@@ -29,16 +33,6 @@ pub enum Matching {
     Any,
 }
 
-/// What a process is to its operator. The plan takes it as given.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Class {
-    #[default]
-    Job,
-    Monitor,
-    System,
-}
-
 /// What the plan must know of one process beyond what it holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Subject {
@@ -51,7 +45,7 @@ pub struct Subject {
 
 impl Default for Subject {
     fn default() -> Self {
-        Self { class: Class::Job, class_rule: "default".to_owned(), session: 0, kernel_thread: false }
+        Self { class: Class::Job, class_rule: DEFAULT_RULE.to_owned(), session: 0, kernel_thread: false }
     }
 }
 
@@ -61,8 +55,16 @@ pub struct Policy {
     /// The chosen devices; `None`: every device node, those that all GPUs share included.
     pub slots: Option<BTreeSet<Slot>>,
     pub matching: Matching,
+    /// Devices of which any handle counts, whatever `matching` says: a capability of a GPU instance is never mapped, and
+    /// nobody opens one but to work there.
+    pub by_handle: BTreeSet<Slot>,
+    /// Pids of processes that have a context on a device, as NVML tells: these are attached to it.
+    pub contexts: BTreeMap<Slot, BTreeSet<u32>>,
     /// Only these processes; empty: all.
     pub pids: BTreeSet<u32>,
+    /// Only these too, the ones that the filters let through; `None`: all. Of the view that the plan is made from; for
+    /// another view it is to be found anew.
+    pub chosen: Option<BTreeSet<ProcKey>>,
     pub own: u32,
     /// 0: not known, as in a container that was entered from outside; then no session is out of bounds.
     pub own_session: u32,
@@ -70,7 +72,7 @@ pub struct Policy {
     pub include_own_session: bool,
     /// Class `monitor` too.
     pub stop_monitors: bool,
-    /// Signal class `system` too, for the rules named here.
+    /// Signal the classes `system` and `monitor` too, for the rules named here; `all` names every rule.
     pub include_protected: BTreeSet<String>,
     /// The caller is root, so /proc hides no process from it.
     pub privileged: bool,
@@ -169,18 +171,26 @@ impl Plan {
 }
 
 impl Policy {
-    fn counts(&self, slot: Slot, usage: &Usage) -> bool {
-        let chosen = self.slots.as_ref().is_none_or(|slots| slots.contains(&slot));
+    fn counts(&self, tgid: u32, slot: Slot, usage: &Usage) -> bool {
+        let has_context = || self.contexts.get(&slot).is_some_and(|pids| pids.contains(&tgid));
         let holding = match self.matching {
-            Matching::Attached => usage.maps > 0 || usage.ever_mapped,
+            Matching::Attached => {
+                usage.maps > 0 || usage.ever_mapped || self.by_handle.contains(&slot) || has_context()
+            }
             Matching::Any => true,
         };
-        chosen && holding && usage.fds + usage.maps > 0
+        self.wants(slot) && holding && usage.fds + usage.maps > 0
     }
 
-    /// Whether a process is one of those that were named, or none was.
-    pub fn names(&self, tgid: u32) -> bool {
-        self.pids.is_empty() || self.pids.contains(&tgid)
+    /// Whether a process is one of those that were named and that the filters let through.
+    pub fn names(&self, key: ProcKey) -> bool {
+        let of_number = ProcKey::new(key.tgid, 0)..=ProcKey::new(key.tgid, u64::MAX);
+        let passes = |keys: &BTreeSet<ProcKey>| keys.range(of_number).any(|other| same_process(*other, key));
+        (self.pids.is_empty() || self.pids.contains(&key.tgid)) && self.chosen.as_ref().is_none_or(passes)
+    }
+
+    fn includes(&self, rule: &str) -> bool {
+        self.include_protected.contains(rule) || self.include_protected.contains("all")
     }
 
     /// The chosen devices that a process without a hold that counts has open all the same.
@@ -194,7 +204,12 @@ impl Policy {
 
     /// The chosen devices that this process holds in a way that counts.
     pub fn chosen_slots(&self, holder: &Holder) -> BTreeSet<Slot> {
-        holder.usage.iter().filter(|(slot, usage)| self.counts(**slot, usage)).map(|(slot, _)| *slot).collect()
+        holder
+            .usage
+            .iter()
+            .filter(|(slot, usage)| self.counts(holder.key.tgid, **slot, usage))
+            .map(|(slot, _)| *slot)
+            .collect()
     }
 
     /// Whether a device is one of those to be freed.
@@ -219,12 +234,12 @@ impl Policy {
             Skip::Ancestor
         } else if self.is_own_session(*session) && !self.include_own_session && !self.pids.contains(&key.tgid) {
             Skip::OwnSession
-        } else if *class == Class::System && !self.include_protected.contains(class_rule) {
-            Skip::Protected
-        } else if *class == Class::Monitor && !self.stop_monitors {
-            Skip::Monitor
         } else {
-            return Action::Signal;
+            match class {
+                Class::System if !self.includes(class_rule) => Skip::Protected,
+                Class::Monitor if !self.stop_monitors && !self.includes(class_rule) => Skip::Monitor,
+                Class::Job | Class::Monitor | Class::System => return Action::Signal,
+            }
         };
         Action::Skip(skip)
     }
@@ -246,7 +261,7 @@ pub fn plan(view: &View, subjects: &BTreeMap<ProcKey, Subject>, policy: &Policy)
             stop_unit: None,
         })
     };
-    let named = || view.holders.iter().filter(|holder| policy.names(holder.key.tgid));
+    let named = || view.holders.iter().filter(|holder| policy.names(holder.key));
     Plan {
         rows: sorted(named().filter_map(|holder| {
             row(holder, policy.chosen_slots(holder), &|subject| policy.action(holder.key, subject))

@@ -12,7 +12,7 @@ use super::{
     scope::{self, Kinship, Scope},
     signaller::Signaller,
     stuck::Coroner,
-    verdict::{Proof, judge, settle},
+    verdict::{Newcomers, Proof, judge, settle},
 };
 use crate::{
     exit_code::Exit,
@@ -44,6 +44,8 @@ pub struct Reaper<'a> {
     pub kinship: &'a dyn Kinship,
     pub devices: &'a [Device],
     pub policy: &'a Policy,
+    /// The filters of the policy, for a later view.
+    pub filter: &'a dyn Fn(&View) -> Option<BTreeSet<ProcKey>>,
     pub scope: Scope,
     /// New opens of the chosen devices fail: whoever holds one all the same was on the way in, and is reaped too.
     pub fenced: bool,
@@ -138,19 +140,19 @@ impl Reaper<'_> {
             // The kernel's kill of a cgroup is once and for all.
             planned.plan.cgroups.clear();
             let reaped: BTreeSet<ProcKey> = planned.plan.targets().map(|row| row.key).collect();
-            let (eyes, fenced) = (self.eyes, self.fenced);
-            let follows = |holder: &Holder| fenced || descends(eyes, holder, &reaped);
-            let proof = Proof::take(self.eyes, self.signaller, &planned.plan, self.policy, &planned.view, &follows)?;
-            let newcomers = self.newcomers(&proof, &follows);
-            let more = round < ROUNDS && newcomers.iter().any(|row| row.action == Action::Signal);
-            let rows = newcomers.into_iter().filter(|row| more || row.action != Action::Signal);
-            for row in rows {
+            let eyes = self.eyes;
+            let descends = |holder: &Holder| descends(eyes, holder, &reaped);
+            let newcomer = Newcomers { filter: self.filter, descends: &descends, fenced: self.fenced };
+            let proof = Proof::take(self.eyes, self.signaller, &planned.plan, self.policy, &planned.view, &newcomer)?;
+            let rows = self.newcomers(&proof, &newcomer);
+            let more = round < ROUNDS && rows.iter().any(|row| row.action == Action::Signal);
+            for row in rows.into_iter().filter(|row| more || row.action != Action::Signal) {
                 planned.identities.insert(row.key, self.identity(row.key));
                 planned.plan.rows.push(row);
             }
             if !more {
                 // Those that are left alone are known as such now.
-                break Proof::of(proof.view, &planned.plan, self.policy, &planned.view);
+                break Proof::of(proof.view, &planned.plan, self.policy, &planned.view, &newcomer);
             }
             round += 1;
         };
@@ -168,13 +170,13 @@ impl Reaper<'_> {
 
     /// Rows for the holders that appeared meanwhile: those that follow the targets are to be signalled, those that the
     /// policy leaves alone are skipped. Others, as those that a supervisor starts, get no row: they are named.
-    fn newcomers(&self, proof: &Proof, follows: &dyn Fn(&Holder) -> bool) -> Vec<Row> {
+    fn newcomers(&self, proof: &Proof, newcomers: &Newcomers<'_>) -> Vec<Row> {
         let row = |holder: &Holder| {
             let subject = self.kinship.subject(holder.key.tgid);
             let subject = subject.filter(|(key, _)| same_process(*key, holder.key)).map(|(_, subject)| subject);
             let subject = subject.unwrap_or_default();
             let action = self.policy.action(holder.key, &subject);
-            (action != Action::Signal || follows(holder)).then(|| Row {
+            (action != Action::Signal || newcomers.goes(holder)).then(|| Row {
                 key: holder.key,
                 via: Via::Device,
                 slots: self.policy.chosen_slots(holder),

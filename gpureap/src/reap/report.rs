@@ -397,7 +397,7 @@ impl Parts<'_> {
     /// Names those who have chosen devices open in a way that does not count.
     fn handle_only(&self, view: &View) -> Option<String> {
         let (mut pids, mut slots) = (BTreeSet::new(), BTreeSet::new());
-        for holder in view.holders.iter().filter(|holder| self.policy.names(holder.key.tgid)) {
+        for holder in view.holders.iter().filter(|holder| self.policy.names(holder.key)) {
             let open = self.policy.handle_slots(holder);
             if !open.is_empty() {
                 pids.insert(holder.key.tgid);

@@ -5,6 +5,7 @@ use super::{
     report::{Ending, Entry, ExitStatus, Identity, Outcome, Process, Report, Skipped, Unmatch, Unmatched},
 };
 use crate::{
+    classify::DEFAULT_RULE,
     exit_code::Exit,
     model::Source,
     out::{
@@ -63,7 +64,8 @@ fn ending(process: &Process) -> String {
     let after = |time: &Option<f64>| time.map_or_else(String::new, |ms| format!(" after {}", took(ms)));
     let reason = reason.as_deref().unwrap_or("unknown reason");
     match result {
-        None => "would be signalled".to_owned(),
+        None if process.class_rule == DEFAULT_RULE => "would be signalled".to_owned(),
+        None => format!("would be signalled (class {} by rule {})", process.class.name(), escape(&process.class_rule)),
         Some(Ending::Exited) => format!("{}{}", ended(exit.as_ref()), after(exited_ms)),
         Some(Ending::Released) => format!("let go{} and lives on", after(closed_ms)),
         Some(Ending::Vanished) => "had gone already".to_owned(),
@@ -197,9 +199,21 @@ fn skipped(text: &mut String, report: &Report) {
                 who(&entry.identity),
                 nodes(&entry.nodes),
                 command(&entry.identity),
-                entry.reason.sentence()
+                reason(entry)
             ),
         );
+    }
+}
+
+/// With the rule that protects, by which it can be taken along.
+fn reason(entry: &Skipped) -> String {
+    let Skipped { reason, class_rule, .. } = entry;
+    match reason {
+        Skip::Protected | Skip::Monitor => {
+            let rule = escape(class_rule);
+            format!("{} by rule {rule}; --include-protected {rule} takes it along", reason.sentence())
+        }
+        _ => reason.sentence().to_owned(),
     }
 }
 

@@ -18,6 +18,23 @@ use crate::{
 const SETTLE: u64 = 1_000_000_000;
 const PAUSE_MAX: u64 = 20_000_000;
 
+/// How holders that appeared after the plan are judged.
+pub struct Newcomers<'a> {
+    /// Those of a view that the filters let through; `None`: there is no filter.
+    pub filter: &'a dyn Fn(&View) -> Option<BTreeSet<ProcKey>>,
+    /// They come from the targets.
+    pub descends: &'a dyn Fn(&Holder) -> bool,
+    /// Nobody can open the devices any more: who holds one was on the way in.
+    pub fenced: bool,
+}
+
+impl Newcomers<'_> {
+    /// Whether one that counts is reaped as well.
+    pub fn goes(&self, holder: &Holder) -> bool {
+        self.fenced || (self.descends)(holder)
+    }
+}
+
 /// What the last sweep saw of the chosen devices.
 #[derive(Clone, Debug)]
 pub struct Proof {
@@ -34,22 +51,26 @@ pub struct Proof {
 
 impl Proof {
     /// Sweeps, and again while files without an owner or newcomers are left that may be on their way. `before` is the view
-    /// that the plan was made from; `urgent` are newcomers that something is to be done about at once.
+    /// that the plan was made from.
     pub fn take(
         eyes: &dyn Eyes,
         signaller: &mut dyn Signaller,
         plan: &Plan,
         policy: &Policy,
         before: &View,
-        urgent: &dyn Fn(&Holder) -> bool,
+        newcomers: &Newcomers<'_>,
     ) -> anyhow::Result<Self> {
         let until = signaller.now_ns() + SETTLE;
         let mut pause = Duration::from_millis(1).as_nanos() as u64;
         loop {
-            let proof = Self::of(eyes.sweep()?, plan, policy, before);
+            let proof = Self::of(eyes.sweep()?, plan, policy, before, newcomers);
             let now = signaller.now_ns();
             let settled = proof.orphans == 0 && proof.respawned.is_empty();
-            if settled || plan.targets().next().is_none() || now >= until || proof.respawned.iter().any(urgent) {
+            if settled
+                || plan.targets().next().is_none()
+                || now >= until
+                || proof.respawned.iter().any(|holder| newcomers.goes(holder))
+            {
                 return Ok(proof);
             }
             signaller.wait(&[], now + pause)?;
@@ -58,7 +79,8 @@ impl Proof {
     }
 
     /// What a view says of a plan.
-    pub fn of(view: View, plan: &Plan, policy: &Policy, before: &View) -> Self {
+    pub fn of(view: View, plan: &Plan, policy: &Policy, before: &View, newcomers: &Newcomers<'_>) -> Self {
+        let now = Policy { chosen: (newcomers.filter)(&view), ..policy.clone() };
         let mut proof = Self { view, still: Vec::new(), respawned: Vec::new(), skipped: Vec::new(), orphans: 0 };
         for holder in &proof.view.holders {
             if policy.chosen_slots(holder).is_empty() {
@@ -75,6 +97,8 @@ impl Proof {
                 // A holder that was there before and that the filters left out stays as it is.
                 None if before.holders.iter().any(|old| same_process(old.key, holder.key)) => {}
                 None if holder.key.tgid == policy.own => {}
+                // Nobody asked for it, and it is none of those that were reaped.
+                None if !now.names(holder.key) && !(newcomers.descends)(holder) => {}
                 None => proof.respawned.push(holder.clone()),
             }
         }

@@ -30,7 +30,10 @@ fn policy() -> Policy {
     Policy {
         slots: None,
         matching: Matching::Any,
+        by_handle: BTreeSet::new(),
+        contexts: BTreeMap::new(),
         pids: BTreeSet::new(),
+        chosen: None,
         own: 999,
         own_session: 900,
         ancestors: BTreeSet::new(),

@@ -10,6 +10,10 @@ use crate::{
     reap::plan::{Action, Class, Matching, Plan, Policy, Skip, Subject, plan, same_process},
 };
 
+const fn key(pid: u32, start: u64) -> ProcKey {
+    ProcKey::new(pid, start * 1_000_000_000)
+}
+
 fn usage() -> impl Strategy<Value = Usage> {
     (0..3u32, 0..2u32, any::<bool>()).prop_map(|(fds, maps, ever_mapped)| Usage {
         fds,
@@ -21,7 +25,7 @@ fn usage() -> impl Strategy<Value = Usage> {
 
 fn holder() -> impl Strategy<Value = Holder> {
     (0..12u32, 1..4u64, collection::btree_map(0..4u32, usage(), 0..4)).prop_map(|(pid, start, usage)| Holder {
-        key: ProcKey::new(pid, start * 1_000_000_000),
+        key: key(pid, start),
         usage,
         how: [How::Fd].into(),
         private_tids: BTreeSet::new(),
@@ -59,20 +63,34 @@ fn subjects() -> impl Strategy<Value = Vec<Subject>> {
 fn policy() -> impl Strategy<Value = Policy> {
     let pids = || collection::btree_set(0..12u32, 0..4);
     let slots = proptest::option::of(collection::btree_set(0..4u32, 0..4));
-    (slots, any::<bool>(), pids(), 0..12u32, 0..4u32, pids(), any::<bool>(), any::<bool>()).prop_map(
-        |(slots, attached, pids, own, own_session, ancestors, include_own_session, protected)| Policy {
+    let keys = collection::btree_set((0..12u32, 1..4u64).prop_map(|(pid, start)| key(pid, start)), 0..8);
+    let more = (
+        collection::btree_set(0..4u32, 0..2),
+        collection::btree_map(0..4u32, pids(), 0..3),
+        proptest::option::of(keys),
+        prop_oneof![Just(None), Just(Some("rule")), Just(Some("all")), Just(Some("other"))],
+    );
+    (slots, any::<bool>(), pids(), 0..12u32, 0..4u32, pids(), any::<bool>(), more).prop_map(
+        |(slots, attached, pids, own, own_session, ancestors, include_own_session, more)| Policy {
             slots,
             matching: if attached { Matching::Attached } else { Matching::Any },
+            by_handle: more.0,
+            contexts: more.1,
             pids,
+            chosen: more.2,
             own,
             own_session,
             ancestors,
             include_own_session,
             stop_monitors: false,
             privileged: true,
-            include_protected: if protected { ["rule".to_owned()].into() } else { BTreeSet::new() },
+            include_protected: more.3.iter().map(|name| (*name).to_owned()).collect(),
         },
     )
+}
+
+fn of_pid(key: ProcKey) -> impl Fn(&&Holder) -> bool {
+    move |holder| holder.key == key
 }
 
 fn known(view: &View, subjects: &[Subject]) -> Subjects {
@@ -98,8 +116,9 @@ proptest! {
                     || policy.include_own_session
                     || policy.pids.contains(&pid)
             );
-            prop_assert!(subject.class != Class::Monitor);
-            prop_assert!(subject.class != Class::System || !policy.include_protected.is_empty());
+            let included = ["rule", "all"].iter().any(|name| policy.include_protected.contains(*name));
+            prop_assert!(subject.class == Class::Job || included);
+            prop_assert!(policy.chosen.as_ref().is_none_or(|keys| keys.contains(&row.key)));
         }
     }
 
@@ -113,6 +132,19 @@ proptest! {
             for slot in &row.slots {
                 prop_assert!(policy.slots.as_ref().is_none_or(|slots| slots.contains(slot)));
                 prop_assert!(view.holders.iter().filter(of_row).any(|holder| holder.usage.contains_key(slot)));
+            }
+        }
+        // What counts as `attached` is a mapping, now or before, a context, or a handle where there is no more to have.
+        for row in plan.rows.iter().filter(|_| policy.matching == Matching::Attached) {
+            let holder = view.holders.iter().filter(of_pid(row.key)).find(|holder| row.slots.iter().all(|slot| holder.usage.contains_key(slot)));
+            let holder = holder.unwrap();
+            for slot in &row.slots {
+                let Usage { maps, ever_mapped, .. } = holder.usage[slot];
+                let context = policy.contexts.get(slot).is_some_and(|pids| pids.contains(&row.key.tgid));
+                let any_holder_mapped = view.holders.iter().filter(of_pid(row.key)).any(|holder| {
+                    holder.usage.get(slot).is_some_and(|usage| usage.maps > 0 || usage.ever_mapped)
+                });
+                prop_assert!(maps > 0 || ever_mapped || any_holder_mapped || context || policy.by_handle.contains(slot));
             }
         }
         // Those with a handle alone are others, and they hold something that was chosen too.
@@ -150,7 +182,14 @@ proptest! {
         let mut fewer_slots = policy.clone();
         fewer_slots.slots = Some(slots.into_iter().filter(|other| *other != slot).collect());
         let attached = Policy { matching: Matching::Attached, ..policy.clone() };
-        for narrow in [&fewer_slots, &attached] {
+        let keys = policy.chosen.clone().unwrap_or_else(|| view.holders.iter().map(|holder| holder.key).collect());
+        let fewer_chosen = Policy {
+            chosen: Some(keys.into_iter().filter(|key| key.tgid != pid).collect()),
+            ..policy.clone()
+        };
+        let no_contexts = Policy { contexts: BTreeMap::new(), ..policy.clone() };
+        let nobody_included = Policy { include_protected: BTreeSet::new(), ..policy.clone() };
+        for narrow in [&fewer_slots, &attached, &fewer_chosen, &no_contexts, &nobody_included] {
             let narrow = plan(&view, &known, narrow);
             prop_assert!(chosen(&narrow).is_subset(&chosen(&wide)));
             prop_assert!(narrow.targets().all(|row| wide.targets().any(|other| other.key == row.key)));
@@ -204,6 +243,67 @@ fn empty() -> View {
         orphans: Vec::new(),
         notes: Vec::new(),
     }
+}
+
+#[test]
+fn f12_handles_alone_and_what_makes_more_of_them() {
+    // F12: three handles on each GPU, no map.
+    let usage = Usage { fds: 3, ..Usage::default() };
+    let counter = Holder {
+        key: ProcKey::new(7, 70),
+        usage: [(0, usage.clone()), (1, usage.clone()), (5, usage)].into(),
+        how: [How::Fd].into(),
+        private_tids: BTreeSet::new(),
+        inherited_from: None,
+        from_snapshot: false,
+    };
+    let view = View { holders: vec![counter], ..empty() };
+    let slots = |policy: Policy| {
+        let policy = Policy { matching: Matching::Attached, ..policy };
+        let plan = plan(&view, &Subjects::new(), &policy);
+        plan.targets().flat_map(|row| row.slots.clone()).collect::<Vec<_>>()
+    };
+    assert_eq!(slots(super::policy()), <[Slot; 0]>::default());
+    // NVML saw a context of it on GPU 1, and one of somebody else on GPU 0.
+    let contexts = BTreeMap::from([(1, [7].into()), (0, [8].into())]);
+    assert_eq!(slots(Policy { contexts, ..super::policy() }), [1]);
+    // A capability of a compute instance is never mapped.
+    assert_eq!(slots(Policy { by_handle: [5].into(), ..super::policy() }), [5]);
+    assert_eq!(
+        slots(Policy { by_handle: [5].into(), slots: Some([0, 1].into()), ..super::policy() }),
+        <[Slot; 0]>::default()
+    );
+}
+
+#[test]
+fn protected_ones_are_taken_by_the_name_of_their_rule() {
+    let usage = Usage { fds: 1, ..Usage::default() };
+    let holder = |pid| Holder {
+        key: ProcKey::new(pid, 70),
+        usage: [(0, usage.clone())].into(),
+        how: [How::Fd].into(),
+        private_tids: BTreeSet::new(),
+        inherited_from: None,
+        from_snapshot: false,
+    };
+    let view = View { holders: vec![holder(10), holder(11), holder(12)], ..empty() };
+    let subject = |class, rule: &str| Subject { class, class_rule: rule.to_owned(), ..Subject::default() };
+    let subjects: Subjects = [
+        (ProcKey::new(10, 70), subject(Class::System, "dcgm")),
+        (ProcKey::new(11, 70), subject(Class::Monitor, "nvtop")),
+        (ProcKey::new(12, 70), subject(Class::Job, "default")),
+    ]
+    .into();
+    let targets = |names: &[&str]| {
+        let include_protected = names.iter().map(|name| (*name).to_owned()).collect();
+        let plan = plan(&view, &subjects, &Policy { include_protected, ..super::policy() });
+        plan.targets().map(|row| row.key.tgid).collect::<Vec<_>>()
+    };
+    assert_eq!(targets(&[]), [12]);
+    assert_eq!(targets(&["dcgm"]), [10, 12]);
+    assert_eq!(targets(&["nvtop"]), [11, 12]);
+    assert_eq!(targets(&["system", "default"]), [12]);
+    assert_eq!(targets(&["all"]), [10, 11, 12]);
 }
 
 #[test]

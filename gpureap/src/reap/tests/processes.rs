@@ -116,6 +116,7 @@ fn reap(keys: Vec<ProcKey>, rungs: Rungs) -> Report {
         ledger: &mut told,
         people: &Workers,
         kinship: &super::Alone,
+        filter: &|_| None,
         scope: Scope::Process,
         fenced: false,
         devices: &[device(0)],

@@ -76,6 +76,7 @@ fn reports_fit_their_schema() {
         ledger: &mut told,
         people: &super::Workers,
         kinship: &super::Alone,
+        filter: &|_| None,
         scope: Scope::Process,
         fenced: false,
         devices: &[super::device(0)],

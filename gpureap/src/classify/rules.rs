@@ -1,0 +1,243 @@
+//! Rules as they are written, checked when they are read.
+
+use std::{path::Path, sync::LazyLock};
+
+use glob::{MatchOptions, Pattern};
+use serde::{Deserialize, Deserializer, de::Error as _};
+
+use super::{Class, ClassInput, DEFAULT_RULE, Trust};
+use crate::process::ContainerNames;
+
+/// Ids below are the system's own (`SYS_UID_MAX` of login.defs is 999 on every common distribution).
+const FIRST_USER: u32 = 1000;
+
+/// A `*` does not reach over a `/`.
+const OPTIONS: MatchOptions =
+    MatchOptions { case_sensitive: true, require_literal_separator: true, require_literal_leading_dot: false };
+
+/// One pattern, or several of which any may fit.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Patterns(Vec<Pattern>);
+
+impl Patterns {
+    fn fit(&self, text: &str) -> bool {
+        self.0.iter().any(|pattern| pattern.matches_with(text, OPTIONS))
+    }
+
+    fn fit_some(&self, text: Option<&String>) -> bool {
+        text.is_some_and(|text| self.fit(text))
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum User {
+    Id(u32),
+    /// Compared with the name that the id has, so that an unknown name is no error.
+    Name(String),
+    /// `"system"`: ids below 1000.
+    System,
+}
+
+/// One rule. All conditions that it has must hold.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Rule {
+    pub name: String,
+    pub class: Class,
+    exe: Option<Patterns>,
+    unit: Option<Patterns>,
+    comm: Option<Patterns>,
+    uid: Option<Vec<User>>,
+    image: Option<Patterns>,
+    container: Option<Patterns>,
+    pod: Option<Patterns>,
+    namespace: Option<Patterns>,
+}
+
+impl Rule {
+    /// Whether it speaks of containers.
+    const fn is_of_containers(&self) -> bool {
+        self.image.is_some() || self.container.is_some() || self.pod.is_some() || self.namespace.is_some()
+    }
+
+    /// Whether a program's path, believed or not, is one of the rule's.
+    pub(super) fn names_program(&self, exe: &Path) -> bool {
+        self.exe.as_ref().is_some_and(|patterns| exe.to_str().is_some_and(|exe| patterns.fit(exe)))
+    }
+
+    pub(super) fn fits(&self, input: &ClassInput) -> bool {
+        let Self { name: _, class, exe, unit, comm, uid, image, container, pod, namespace } = self;
+        let ClassInput {
+            comm: own_comm,
+            uid: own_uid,
+            user,
+            exe: own_exe,
+            trust,
+            unit: own_unit,
+            system_unit,
+            contained,
+            container: ContainerNames { name: own_name, image: own_image, pod: own_pod, namespace: own_namespace },
+        } = input;
+        // Whoever makes himself a job harms nobody else, so what he says may be believed.
+        let believed = *class == Class::Job;
+        let trusted = believed
+            || match trust {
+                Trust::None => false,
+                Trust::Host => !contained,
+                Trust::Container => self.is_of_containers(),
+            };
+        let has_id = |wanted: &User| match wanted {
+            User::Id(id) => *own_uid == Some(*id),
+            User::Name(name) => user.as_ref() == Some(name),
+            User::System => own_uid.is_some_and(|id| id < FIRST_USER),
+        };
+        let unit_fits = |patterns: &Patterns| {
+            patterns.fit_some(system_unit.as_ref()) || believed && patterns.fit_some(own_unit.as_ref())
+        };
+        let program = own_exe.as_deref();
+        (exe.is_none() || trusted && program.is_some_and(|exe| self.names_program(exe)))
+            && unit.as_ref().is_none_or(unit_fits)
+            && comm.as_ref().is_none_or(|patterns| patterns.fit(own_comm))
+            && uid.as_ref().is_none_or(|users| users.iter().any(has_id))
+            && image.as_ref().is_none_or(|patterns| patterns.fit_some(own_image.as_ref()))
+            && container.as_ref().is_none_or(|patterns| patterns.fit_some(own_name.as_ref()))
+            && pod.as_ref().is_none_or(|patterns| patterns.fit_some(own_pod.as_ref()))
+            && namespace.as_ref().is_none_or(|patterns| patterns.fit_some(own_namespace.as_ref()))
+    }
+
+    fn check(self) -> Result<Self, String> {
+        let Self { name, class, exe, unit, comm, uid, image, container, pod, namespace } = &self;
+        let plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
+        if name.is_empty() || !name.chars().all(plain) {
+            return Err(format!("a rule's name has small letters, digits and dashes: `{name}`"));
+        }
+        if name == "all" || name == DEFAULT_RULE {
+            return Err(format!("`{name}` has a meaning of its own and names no rule"));
+        }
+        if let Some(exe) = exe.iter().flat_map(|patterns| &patterns.0).find(|exe| !exe.as_str().starts_with('/')) {
+            return Err(format!("exe `{}` is not an absolute path", exe.as_str()));
+        }
+        let hints = [comm, container, pod].iter().any(|patterns| patterns.is_some());
+        let proofs = [exe, unit, image, namespace].iter().any(|patterns| patterns.is_some()) || uid.is_some();
+        if !hints && !proofs {
+            return Err(format!("the rule `{name}` has no condition"));
+        }
+        if *class != Class::Job && !proofs {
+            let class = class.name();
+            return Err(format!(
+                "whoever runs a process can choose what the rule `{name}` asks for: class `{class}` needs exe, unit, uid, image or namespace too"
+            ));
+        }
+        Ok(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for Rule {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let RawRule { name, class, exe, unit, comm, uid, image, container, pod, namespace } =
+            RawRule::deserialize(deserializer)?;
+        let uid = uid.map(|uid| match uid {
+            RawUsers::One(user) => vec![user.user()],
+            RawUsers::Several(users) => users.into_iter().map(RawUser::user).collect(),
+        });
+        Self { name, class, exe, unit, comm, uid, image, container, pod, namespace }.check().map_err(D::Error::custom)
+    }
+}
+
+/// `[[class]]` in the configuration.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RawRule {
+    name: String,
+    class: Class,
+    exe: Option<Patterns>,
+    unit: Option<Patterns>,
+    comm: Option<Patterns>,
+    uid: Option<RawUsers>,
+    image: Option<Patterns>,
+    container: Option<Patterns>,
+    pod: Option<Patterns>,
+    namespace: Option<Patterns>,
+}
+
+#[derive(Deserialize)]
+#[serde(untagged, expecting = "uid is a number, a user's name or \"system\", or a list of them")]
+enum RawUsers {
+    One(RawUser),
+    Several(Vec<RawUser>),
+}
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum RawUser {
+    Id(u32),
+    Name(String),
+}
+
+impl RawUser {
+    fn user(self) -> User {
+        match self {
+            Self::Id(id) => User::Id(id),
+            Self::Name(name) if name == "system" => User::System,
+            Self::Name(name) => User::Name(name),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for Patterns {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        #[derive(Deserialize)]
+        #[serde(untagged, expecting = "a pattern or a list of patterns")]
+        enum Raw {
+            One(String),
+            Several(Vec<String>),
+        }
+        let list = match Raw::deserialize(deserializer)? {
+            Raw::One(pattern) => vec![pattern],
+            Raw::Several(patterns) => patterns,
+        };
+        if list.is_empty() {
+            return Err(D::Error::custom("a list of patterns that is empty fits nothing"));
+        }
+        let pattern =
+            |text: &String| Pattern::new(text).map_err(|error| D::Error::custom(format!("pattern `{text}`: {error}")));
+        list.iter().map(pattern).collect::<Result<_, _>>().map(Self)
+    }
+}
+
+/// The rules in the order in which they are asked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Rules(Vec<Rule>);
+
+/// As they are in the file, with its comments.
+const SHIPPED: &str = include_str!("rules.toml");
+
+static SHIPPED_RULES: LazyLock<Vec<Rule>> = LazyLock::new(|| {
+    #[derive(Deserialize)]
+    struct File {
+        class: Vec<Rule>,
+    }
+    toml::from_str::<File>(SHIPPED).expect("a test reads the shipped rules").class
+});
+
+impl Default for Rules {
+    /// The shipped ones.
+    fn default() -> Self {
+        Self(SHIPPED_RULES.clone())
+    }
+}
+
+impl Rules {
+    /// A user's rules, which come first, and the shipped ones.
+    pub fn with(own: Vec<Rule>) -> Self {
+        Self(own.into_iter().chain(SHIPPED_RULES.iter().cloned()).collect())
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = &Rule> {
+        self.0.iter()
+    }
+
+    /// Whether there is a rule of that name, so that a mistyped one can be told.
+    pub fn has(&self, name: &str) -> bool {
+        self.iter().any(|rule| rule.name == name)
+    }
+}
