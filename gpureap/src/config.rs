@@ -145,6 +145,23 @@ impl Default for Maps {
     }
 }
 
+/// How NVIDIA's management library is asked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Nvml {
+    pub enabled: bool,
+    /// A name for the loader, or a path.
+    pub library: PathBuf,
+    /// Time limit of one question.
+    pub timeout: Duration,
+}
+
+impl Default for Nvml {
+    fn default() -> Self {
+        // Without persistence mode the first question initialises the GPUs, which takes a second or two.
+        Self { enabled: true, library: "libnvidia-ml.so.1".into(), timeout: Duration::from_secs(5) }
+    }
+}
+
 /// Everything that can be set.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
@@ -153,6 +170,7 @@ pub struct Config {
     pub devices: Vec<StandIn>,
     pub daemon: Daemon,
     pub maps: Maps,
+    pub nvml: Nvml,
     /// `None`: the first set that works, in order of preference.
     pub backend: Option<Backend>,
     /// What is part of the system and what is a monitor: the file's rules, then the shipped ones.
@@ -166,6 +184,7 @@ impl Default for Config {
             devices: Vec::new(),
             daemon: Daemon { sweep_period: Duration::from_secs(30), loss_poll: Duration::from_secs(1) },
             maps: Maps::default(),
+            nvml: Nvml::default(),
             backend: None,
             classes: Rules::default(),
         }
@@ -218,7 +237,7 @@ impl Config {
             Failure::usage(format!("{}:{line}: {message}", path.display()))
         };
         let raw: RawConfig = toml::from_str(text).map_err(|error| at(error.span(), error.message()))?;
-        let RawConfig { device, daemon, maps, class } = raw;
+        let RawConfig { device, daemon, maps, nvml, class } = raw;
         let mut devices = Vec::new();
         for entry in device {
             let span = Some(entry.span());
@@ -231,6 +250,7 @@ impl Config {
         }
         let default = Self::default();
         let RawDaemon { sweep_period, loss_poll } = daemon;
+        let RawNvml { enabled, library, timeout } = nvml;
         let RawMaps { files, holders, tables, procs, lineage } = maps;
         let size = |entries: Option<MapSize>, default: u32| entries.map_or(default, |entries| entries.0);
         Ok(Self {
@@ -247,6 +267,11 @@ impl Config {
                 lineage: size(lineage, default.maps.lineage),
             },
             classes: Rules::with(class),
+            nvml: Nvml {
+                enabled: enabled.unwrap_or(default.nvml.enabled),
+                library: library.map_or(default.nvml.library, |library| library.0),
+                timeout: timeout.map_or(default.nvml.timeout, |timeout| timeout.0),
+            },
             ..default
         })
     }
@@ -280,6 +305,8 @@ struct RawConfig {
     daemon: RawDaemon,
     #[serde(default)]
     maps: RawMaps,
+    #[serde(default)]
+    nvml: RawNvml,
     #[serde(default)]
     class: Vec<Rule>,
 }
@@ -316,7 +343,29 @@ struct RawMaps {
     lineage: Option<MapSize>,
 }
 
-/// A time between two rounds: at least `MIN` milliseconds, at most a day.
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RawNvml {
+    enabled: Option<bool>,
+    library: Option<Library>,
+    timeout: Option<Period<10>>,
+}
+
+/// What the loader looks for: a name in its own places, or an absolute path. A relative path would depend on where
+/// gpureap is started.
+struct Library(PathBuf);
+
+impl<'de> Deserialize<'de> for Library {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        if text.is_empty() || text.contains('\0') || text.contains('/') && !text.starts_with('/') {
+            return Err(serde::de::Error::custom(format!("`{text}` is neither a name nor an absolute path")));
+        }
+        Ok(Self(text.into()))
+    }
+}
+
+/// A length of time: at least `MIN` milliseconds, at most a day.
 struct Period<const MIN: u64>(Duration);
 
 impl<'de, const MIN: u64> Deserialize<'de> for Period<MIN> {
@@ -370,8 +419,9 @@ mod tests {
         assert!(config.classes.has("gpu-broker") && config.classes.has("dcgm"));
         assert_eq!(Config { devices: Vec::new(), classes: Rules::default(), ..config }, Config::default());
         let keys = ["sweep_period", "loss_poll", "files", "holders", "tables", "procs", "lineage", "major", "node"];
+        let nvml = ["enabled", "library", "timeout"];
         let rules = ["name", "class", "exe", "unit", "uid", "comm", "image", "container", "pod", "namespace"];
-        for key in keys.into_iter().chain(rules) {
+        for key in keys.into_iter().chain(nvml).chain(rules) {
             assert!(live.lines().any(|line| line.starts_with(&format!("{key} ="))), "{key} is not documented");
         }
     }
@@ -391,6 +441,9 @@ mod tests {
             ("[maps]\nfiles = 3".to_owned(), "c.toml:2: 3 is not between 64 and"),
             ("[maps]\n\nfiles = \"3\"".to_owned(), "c.toml:3: invalid type: string \"3\""),
             ("[maps]\nfiles = 99999999999".to_owned(), "c.toml:2: 99999999999 is not between"),
+            ("[nvml]\ntimeout = \"1ms\"".to_owned(), "c.toml:2: `1ms` is not between 10ms and 24h"),
+            ("[nvml]\nlibrary = \"lib/x.so\"".to_owned(), "c.toml:2: `lib/x.so` is neither a name nor an absolute"),
+            ("[nvml]\nenabled = 1".to_owned(), "c.toml:2: invalid type: integer `1`"),
             ("x = [".to_owned(), "c.toml:1: "),
             ("[[device]]\nkind = \"gpu\"".to_owned(), "c.toml:2: unknown variant `gpu`, expected `standin`"),
             ("\n[[device]]\nkind = \"standin\"".to_owned(), "c.toml:2: missing field `major`"),

@@ -3,13 +3,15 @@
 use std::{env, ffi::OsString, process::ExitCode};
 
 use clap::Parser as _;
-use gpureap::{cli::Cli, demo, error::exit_of, out, run};
+use gpureap::{cli::Cli, demo, error::exit_of, gpu::nvml, out, run};
 
 fn main() -> ExitCode {
     let words: Vec<OsString> = env::args_os().collect();
     // The demo's own processes: no command for people, so help and completions do not know it.
     let result = match words.get(1) {
         Some(word) if word == demo::ACTOR => demo::actor(&words[2..]),
+        // The process that loads NVML, so that none of the others has to.
+        Some(word) if word == nvml::child::WORD => nvml::child::run(&words[2..]),
         _ => run::run(&Cli::parse_from(words)),
     };
     match result {
