@@ -108,8 +108,7 @@ fn k3_whoever_gets_the_pid_of_a_holder_lives() {
         };
         let mut signaller = Pidfds::new();
         let rungs = Rungs { now: true, grace: Duration::ZERO, timeout: Duration::from_secs(5) };
-        let mut ladder =
-            Ladder { eyes, kinship: &people, signaller: &mut signaller, ledger: &mut NoLedger, rungs };
+        let mut ladder = Ladder { eyes, kinship: &people, signaller: &mut signaller, ledger: &mut NoLedger, rungs };
         let (fates, innocent) = if round % 2 == 0 {
             let innocent = replace();
             (ladder.climb(&[&row], &[]), innocent)

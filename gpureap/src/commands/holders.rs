@@ -8,6 +8,7 @@ use crate::{
     config::Config,
     exit_code::Exit,
     eyes::{self, Opened},
+    gpu::nvml::mig::AskMig,
     holders::{Options, build, report::HoldersReport},
     host::Host,
     model::{Source, View},
@@ -29,7 +30,11 @@ pub fn report(args: &HoldersArgs, config: &Config) -> anyhow::Result<HoldersRepo
     let HoldersArgs { choosing, json, source, sweep } = args;
     let Choosing { gpu, by, .. } = choosing;
     let Opened { eyes, devices, note } = eyes::open(config, *source)?;
-    let slots = if gpu.is_empty() { None } else { Some(devices.select_all(&config.paths, gpu, *by)?) };
+    let slots = if gpu.is_empty() {
+        None
+    } else {
+        Some(devices.select_all_with(&config.paths, gpu, *by, &AskMig(&config.nvml))?)
+    };
     let mut view = if devices.is_empty() {
         // Nothing can be held: no look needed, nothing missed.
         nothing(source.unwrap_or(Source::Proc))

@@ -297,6 +297,7 @@ fn reap(
         filter: &|_| None,
         scope: Scope::Process,
         fenced: false,
+        memory: None,
         scene,
     };
     let planned = reaper.plan(view, &subjects);

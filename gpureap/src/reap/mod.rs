@@ -1,6 +1,7 @@
 //! Free GPUs: choose, plan, signal, wait, prove.
 
 pub mod ladder;
+pub mod memory;
 pub mod people;
 pub mod pidfd;
 pub mod plan;
@@ -13,6 +14,7 @@ pub mod stuck;
 pub mod text;
 pub mod units;
 pub mod verdict;
+pub mod without;
 
 #[cfg(test)]
 mod tests;
@@ -31,6 +33,7 @@ use self::{
     report::{Report, Scene},
     signaller::Signal,
     stuck::Coroner,
+    without::Without,
 };
 use crate::{
     choose::{Chooser, Chosen},
@@ -40,7 +43,7 @@ use crate::{
     error::Failure,
     exit_code::Exit,
     eyes::{self, Opened},
-    gpu::devices::Devices,
+    gpu::{devices::Devices, nvml::mig::AskMig},
     model::Eyes,
     out,
 };
@@ -61,7 +64,8 @@ fn policy(args: &ReapArgs, config: &Config, devices: &Devices, people: &ProcPeop
             Failure::usage(format!("--include-protected {name}: no rule has that name; the plan names them")).into()
         );
     }
-    let chosen = || devices.select_all(&config.paths, &choosing.gpu, choosing.by);
+    let mig = AskMig(&config.nvml);
+    let chosen = || devices.select_all_with(&config.paths, &choosing.gpu, choosing.by, &mig);
     Ok(Policy {
         slots: if choosing.gpu.is_empty() { None } else { Some(chosen()?) },
         matching: match args.matching() {
@@ -95,6 +99,15 @@ pub fn reap(
     let people = ProcPeople::classed(&config.paths, &config.classes);
     let mut policy = policy(args, config, devices, &people)?;
     let chooser = Chooser::new(&args.choosing, &config.paths, eyes.lineage())?;
+    let mut nvml = memory::Nvml::prepare(config, devices, &policy);
+    let helper = nvml.as_ref().and_then(memory::Nvml::pid);
+    let eyes = &Without { eyes, pids: helper.into_iter().collect() };
+    if let Some(nvml) = &mut nvml {
+        nvml.start();
+        if policy.matching == Matching::Attached {
+            policy.contexts = nvml.contexts();
+        }
+    }
     let view = eyes.view()?;
     let Chosen { keys, notes: filter_notes } = chooser.chosen(&view)?;
     policy.chosen = keys;
@@ -112,6 +125,10 @@ pub fn reap(
         filter: &|view| chooser.chosen(view).map_or_else(|_| policy.chosen.clone(), |chosen| chosen.keys),
         scope: args.scope,
         fenced: false,
+        memory: match &mut nvml {
+            Some(nvml) => Some(nvml),
+            None => None,
+        },
         scene,
     };
     let planned = reaper.plan(view, &subjects);

@@ -7,6 +7,7 @@ use std::{
 
 use super::{
     ladder::{Ladder, Ledger, Rungs},
+    memory::{MemoryWitness, Staying},
     plan::{Action, Class, Plan, Policy, Row, Subject, Via, plan, same_process},
     report::{Identity, Parts, People, Presence, Report, Scene, Unmatch, Unmatched},
     scope::{self, Kinship, Scope},
@@ -49,6 +50,8 @@ pub struct Reaper<'a> {
     pub scope: Scope,
     /// New opens of the chosen devices fail: whoever holds one all the same was on the way in, and is reaped too.
     pub fenced: bool,
+    /// Asked for device memory in the end; `None`: nothing chosen has memory.
+    pub memory: Option<&'a mut dyn MemoryWitness>,
     pub scene: Scene,
 }
 
@@ -158,14 +161,22 @@ impl Reaper<'_> {
         };
         let now = self.signaller.now_ns();
         settle(&mut fates, &proof, self.policy, now);
+        let memory = self.memory.as_mut().map(|witness| {
+            let targets: BTreeSet<u32> = planned.plan.targets().map(|row| row.key.tgid).collect();
+            let others = proof.view.holders.iter().map(|holder| holder.key.tgid).filter(|pid| !targets.contains(pid));
+            let staying = Staying { remaining: others.collect(), heirs: proof.view.holders.clone() };
+            witness.testify(&staying, rungs.timeout)
+        });
+        let memory = memory.unwrap_or_default();
+        let now = self.signaller.now_ns();
         // Identities are kept from before; only those that appeared meanwhile are new.
-        let verdict = judge(&planned.plan, &fates, &proof, self.policy, &planned.unmatched);
+        let verdict = judge(&planned.plan, &fates, &proof, &memory, self.policy, &planned.unmatched);
         for holder in &proof.respawned {
             planned.identities.insert(holder.key, self.identity(holder.key));
         }
         let stuck = |key: ProcKey| coroner.examine(key.tgid, now.saturating_sub(key.start_ns) / 1_000_000_000);
         let exit = verdict.exit;
-        Ok((self.parts(&planned).done(&fates, &proof, verdict, stuck, now), exit))
+        Ok((self.parts(&planned).done(&fates, &proof, &memory, verdict, stuck, now), exit))
     }
 
     /// Rows for the holders that appeared meanwhile: those that follow the targets are to be signalled, those that the

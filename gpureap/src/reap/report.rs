@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     ladder::{End, Fate},
+    memory::{MemoryFacts, MemoryReport},
     plan::{Class, Plan, Policy, Row, Skip, Via, same_process},
     stuck::Stuck,
     text::nodes,
@@ -225,8 +226,11 @@ pub struct DeviceState {
     pub after: Option<Count>,
     /// From the first signal to the last close by a signalled process; null while one of them holds it.
     pub closed_ms: Option<f64>,
-    /// Null: device memory is not looked at yet.
+    /// From the first signal to NVML's first answer that said so; from the beginning where nothing was signalled. Null
+    /// where it is not free, or not known.
     pub memory_free_ms: Option<f64>,
+    /// Null where there is no device memory, and for a dry run.
+    pub memory: Option<MemoryReport>,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -416,13 +420,14 @@ impl Parts<'_> {
     }
 
     /// The chosen devices, and of the others those that were held; with everything chosen only what was held, and GPUs.
-    fn device_states(&self, after: Option<&View>, fates: &[Fate]) -> Vec<DeviceState> {
+    fn device_states(&self, after: Option<&View>, fates: &[Fate], memory: &MemoryFacts) -> Vec<DeviceState> {
         let first = fates.iter().filter_map(Fate::first_act_ns).min();
         let state = |device: &Device| {
             let Device { slot, node, kind, gpu, index, uuid, bdf, .. } = device;
             let holders = || fates.iter().filter(|fate| fate.holds.contains(slot) || fate.closed_ns.contains_key(slot));
             let closed = holders().filter_map(|fate| fate.closed_ns.get(slot)).max();
             let held = holders().any(|fate| fate.holds.contains(slot));
+            let known = memory.slots.get(slot);
             DeviceState {
                 node: node.display().to_string(),
                 kind: *kind,
@@ -433,7 +438,10 @@ impl Parts<'_> {
                 before: Count::of(self.before, *slot),
                 after: after.map(|view| Count::of(view, *slot)),
                 closed_ms: first.zip(closed).filter(|_| !held).map(|(first, closed)| millis(first, *closed)),
-                memory_free_ms: None,
+                memory_free_ms: known
+                    .and_then(|known| known.free_ns)
+                    .map(|free| millis(first.unwrap_or(self.scene.begun_ns), free)),
+                memory: known.map(|known| MemoryReport::from(&known.state)),
             }
         };
         let chosen = |device: &&Device| {
@@ -472,7 +480,7 @@ impl Parts<'_> {
         Report {
             dry_run: true,
             processes: self.plan.targets().map(|row| self.process(row)).collect(),
-            devices: self.device_states(None, &[]),
+            devices: self.device_states(None, &[], &MemoryFacts::default()),
             notes: self
                 .before
                 .notes
@@ -490,6 +498,7 @@ impl Parts<'_> {
         &self,
         fates: &[Fate],
         proof: &Proof,
+        memory: &MemoryFacts,
         verdict: Verdict,
         stuck: impl Fn(ProcKey) -> Option<Stuck>,
         ended_ns: u64,
@@ -497,8 +506,11 @@ impl Parts<'_> {
         let Verdict { outcome, exit, verified, mut notes } = verdict;
         notes.extend(proof.view.notes.iter().cloned());
         notes.extend(self.handle_only(&proof.view));
-        if fates.iter().any(Fate::is_touched) {
-            notes.push("device memory is not looked at yet, only files".to_owned());
+        if let Some(trouble) = &memory.trouble {
+            notes.push(format!("device memory is not confirmed: {trouble}"));
+        }
+        for (slot, used) in memory.used() {
+            notes.push(format!("{}: {}", self.node(slot), used.sentence()));
         }
         let process = |(row, fate): (&Row, &Fate)| {
             debug_assert!(same_process(row.key, fate.key), "fates come in the order of the targets");
@@ -513,7 +525,7 @@ impl Parts<'_> {
             complete: proof.view.complete,
             cannot_see: proof.view.cannot_see.clone(),
             processes: self.plan.targets().zip(fates).map(process).collect(),
-            devices: self.device_states(Some(&proof.view), fates),
+            devices: self.device_states(Some(&proof.view), fates, memory),
             respawned: proof
                 .respawned
                 .iter()

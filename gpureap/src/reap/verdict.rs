@@ -4,6 +4,7 @@ use std::{collections::BTreeSet, time::Duration};
 
 use super::{
     ladder::{End, Fate},
+    memory::MemoryFacts,
     plan::{Action, Plan, Policy, Skip, same_process},
     report::{Outcome, Unmatch, Unmatched},
     signaller::{Signal, Signaller},
@@ -150,7 +151,14 @@ pub struct Verdict {
 /// Weighs everything. With several causes the first of unkillable (4), held (3), protected (5) and kernel reference (6)
 /// wins. Holders that are skipped because gpureap was started by them, or in their session, are living holders that
 /// nobody protects: held. `unmatched`: what was named and is no holder.
-pub fn judge(plan: &Plan, fates: &[Fate], proof: &Proof, policy: &Policy, unmatched: &[Unmatched]) -> Verdict {
+pub fn judge(
+    plan: &Plan,
+    fates: &[Fate],
+    proof: &Proof,
+    memory: &MemoryFacts,
+    policy: &Policy,
+    unmatched: &[Unmatched],
+) -> Verdict {
     let holders = || fates.iter().filter(|fate| fate.holder);
     let unkillable = holders().any(|fate| fate.end == End::Survived && fate.was_sent(Signal::Kill));
     let protected = |reason: &Skip| matches!(reason, Skip::Protected | Skip::Monitor);
@@ -203,6 +211,10 @@ pub fn judge(plan: &Plan, fates: &[Fate], proof: &Proof, policy: &Policy, unmatc
             "{} device files are held by no process: in flight between sockets, or a kernel-side reference",
             proof.orphans
         ));
+        (Outcome::KernelReference, Exit::KernelReference)
+    } else if memory.used().next().is_some() {
+        notes.push("no process holds it, but memory is still used: a reference in the kernel is suspected".to_owned());
+        notes.extend(memory.modules.iter().map(|module| format!("module {module}")));
         (Outcome::KernelReference, Exit::KernelReference)
     } else if plan.rows.is_empty() {
         (Outcome::NothingToDo, Exit::Done)

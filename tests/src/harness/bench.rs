@@ -156,10 +156,8 @@ impl Bench {
     /// What `holders --json` would print, by the library in this process: for tests that look hundreds of times in an
     /// emulated machine.
     pub fn look(&self) -> Seen {
-        let report = gpureap::commands::holders::report(
-            &HoldersArgs { json: true, ..HoldersArgs::default() },
-            &self.config(),
-        );
+        let report =
+            gpureap::commands::holders::report(&HoldersArgs { json: true, ..HoldersArgs::default() }, &self.config());
         Seen::new(serde_json::to_value(report.expect("a report")).expect("a report is JSON"))
     }
 

@@ -4,6 +4,7 @@
 pub mod child;
 pub mod client;
 pub mod memory;
+pub mod mig;
 pub mod proof;
 
 use std::collections::{BTreeMap, BTreeSet};

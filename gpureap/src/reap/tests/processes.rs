@@ -119,6 +119,7 @@ fn reap(keys: Vec<ProcKey>, rungs: Rungs) -> Report {
         filter: &|_| None,
         scope: Scope::Process,
         fenced: false,
+        memory: None,
         devices: &[device(0)],
         policy: &policy,
         scene,

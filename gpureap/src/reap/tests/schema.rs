@@ -79,6 +79,7 @@ fn reports_fit_their_schema() {
         filter: &|_| None,
         scope: Scope::Process,
         fenced: false,
+        memory: None,
         devices: &[super::device(0)],
         policy: &policy,
         scene: super::scene(0),

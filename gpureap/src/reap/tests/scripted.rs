@@ -5,10 +5,12 @@ use std::time::Duration;
 use super::{Alone, Subjects, Workers, device, ladder_of, policy, scene};
 use crate::{
     exit_code::Exit,
+    gpu::nvml::memory::MemoryState,
     model::Eyes as _,
     process::cgroup::Kind,
     reap::{
         ladder::Rungs,
+        memory::{MemoryFacts, MemoryWitness, MemoryWord, SlotMemory, Staying},
         plan::{Class, Matching, Policy, Skip, Subject},
         reaper::Reaper,
         report::{Ending, Entry, Outcome, Report},
@@ -19,7 +21,7 @@ use crate::{
         },
         stuck::Coroner,
         text,
-        world::{Actor, React, Told, World, actor},
+        world::{Actor, MS, React, Told, World, actor},
     },
 };
 
@@ -40,6 +42,27 @@ pub(super) fn reap_so(
     rungs: Rungs,
     options: With,
 ) -> (Report, Told) {
+    reap_with_memory(world, policy, subjects, rungs, options, None)
+}
+
+/// Says the same whenever it is asked, and keeps whom it was told about.
+pub(super) struct Says(pub(super) MemoryFacts, pub(super) Option<Staying>);
+
+impl MemoryWitness for Says {
+    fn testify(&mut self, staying: &Staying, _patience: Duration) -> MemoryFacts {
+        self.1 = Some(staying.clone());
+        self.0.clone()
+    }
+}
+
+pub(super) fn reap_with_memory(
+    world: &World,
+    policy: &Policy,
+    subjects: &Subjects,
+    rungs: Rungs,
+    options: With,
+    memory: Option<&mut dyn MemoryWitness>,
+) -> (Report, Told) {
     let mut told = Told::default();
     let begun = scene(world.now_ns());
     let devices = [device(0), device(1)];
@@ -55,6 +78,10 @@ pub(super) fn reap_so(
         filter: &|_| None,
         scope: options.scope,
         fenced: options.fenced,
+        memory: match memory {
+            Some(witness) => Some(witness),
+            None => None,
+        },
         scene: begun,
     };
     let planned = reaper.plan(world.view().unwrap(), subjects);
@@ -426,9 +453,8 @@ fn the_text_has_a_line_for_each_process_and_a_proof() {
     );
     assert!(lines[2].starts_with("TERM           12") && lines[2].ends_with("and lives on"), "{text}");
     assert!(lines[3].starts_with("appeared       20") && lines[3].ends_with("started by train.service"), "{text}");
-    assert_eq!(lines[4], "note: device memory is not looked at yet, only files");
-    assert_eq!(lines[5], "still held after 2.01 s: /dev/nvidia0 (1 appeared meanwhile)");
-    assert_eq!(lines.len(), 6);
+    assert_eq!(lines[4], "still held after 2.01 s: /dev/nvidia0 (1 appeared meanwhile)");
+    assert_eq!(lines.len(), 5);
 }
 
 #[test]
@@ -446,6 +472,7 @@ fn a_dry_run_does_nothing() {
         filter: &|_| None,
         scope: Scope::Process,
         fenced: false,
+        memory: None,
         scene: scene(0),
     };
     let planned = reaper.plan(world.view().unwrap(), &Subjects::new());
@@ -746,4 +773,45 @@ fn memory_of_one_that_does_not_finish_dying_is_taken_away() {
     let world = World::new(vec![stuck, actor(11)]);
     let (report, _) = reap_with(&world, &policy(), &Subjects::new(), Rungs { now: true, ..ladder_of(0, 60_000) });
     assert_eq!((report.outcome, world.released()), (Some(Outcome::Freed), vec![10]));
+}
+
+#[test]
+fn memory_is_the_last_of_the_three_facts() {
+    let used = MemoryState::StillUsed { mib: 683, by: Vec::new() };
+    let facts = |state: MemoryState, free_ms: Option<u64>| MemoryFacts {
+        slots: [(0, SlotMemory { state, free_ns: free_ms.map(|ms| 100_000 * MS + ms * MS) })].into(),
+        trouble: None,
+        modules: vec!["nvidia_uvm: 3 references".to_owned()],
+    };
+    let run = |actors: Vec<Actor>, facts: MemoryFacts| {
+        let world = World::new(actors);
+        let mut says = Says(facts, None);
+        let (report, _) =
+            reap_with_memory(&world, &policy(), &Subjects::new(), ladder_of(10, 100), With::default(), Some(&mut says));
+        (report, says.1.unwrap())
+    };
+    let (report, staying) = run(vec![actor(10)], facts(MemoryState::Free, Some(12)));
+    assert_eq!((report.outcome, report.exit_code), (Some(Outcome::Freed), 0));
+    assert_eq!((report.devices[0].closed_ms, report.devices[0].memory_free_ms), (Some(5.0), Some(12.0)));
+    assert_eq!(report.devices[0].memory.as_ref().unwrap().state, MemoryWord::Free);
+    assert!(staying.remaining.is_empty());
+    // V3: nobody holds a file, whether somebody did before or not, and memory is used.
+    for actors in [vec![actor(10)], vec![]] {
+        let (report, _) = run(actors, facts(used.clone(), None));
+        assert_eq!((report.outcome, report.exit_code), (Some(Outcome::KernelReference), 6));
+        let memory = report.devices[0].memory.as_ref().unwrap();
+        assert_eq!((memory.state, memory.used_mib), (MemoryWord::StillUsed, Some(683)));
+        let text = text::report(&report);
+        assert!(text.contains("note: module nvidia_uvm: 3 references\n"), "{text}");
+        assert!(text.contains("/dev/nvidia0: 683 MiB are still used"), "{text}");
+    }
+    // A holder that is left explains it; its memory is not looked at as a fault.
+    let own = Actor { key: crate::model::ProcKey::new(999, 1), ..actor(999) };
+    let (report, staying) = run(vec![own], facts(used, None));
+    assert_eq!((report.outcome, staying.remaining), (Some(Outcome::Held), [999].into()));
+    // V4: no answer changes nothing but a note.
+    let silent = MemoryFacts { trouble: Some("NVML did not answer within 2 s".to_owned()), ..MemoryFacts::default() };
+    let (report, _) = run(vec![actor(10)], silent);
+    assert_eq!((report.outcome, report.exit_code, report.verified), (Some(Outcome::Freed), 0, true));
+    assert_eq!(report.notes, ["device memory is not confirmed: NVML did not answer within 2 s"]);
 }
