@@ -185,8 +185,8 @@ pub struct Choosing {
     /// This process, which may be dead, and all that descend from it
     #[arg(long, value_name = "PID", action = ArgAction::Append, value_parser = clap::value_parser!(u32).range(1..))]
     pub tree_of: Vec<u32>,
-    /// Processes that started at least so long ago: 90s, 2h
-    #[arg(long, value_name = "TIME", value_parser = duration)]
+    /// Processes that started at least so long ago: 90s, 12h, 3d
+    #[arg(long, value_name = "TIME", value_parser = wish::age)]
     pub older_than: Option<Duration>,
 }
 

@@ -418,6 +418,15 @@ mod tests {
         assert_eq!(config.devices, [StandIn { major: 4, minor: 20, node: "/dev/tty20".into() }]);
         assert!(config.classes.has("gpu-broker") && config.classes.has("dcgm"));
         assert_eq!(Config { devices: Vec::new(), classes: Rules::default(), ..config }, Config::default());
+        // The shipped rules are in it too, to be read.
+        let shipped: String = include_str!("classify/rules.toml")
+            .lines()
+            .map(|line| format!("# {line}").trim_end().to_owned() + "\n")
+            .collect();
+        assert!(
+            EXAMPLE.ends_with(&shipped),
+            "copy classify/rules.toml, each line after `# `, to the end of the example"
+        );
         let keys = ["sweep_period", "loss_poll", "files", "holders", "tables", "procs", "lineage", "major", "node"];
         let nvml = ["enabled", "library", "timeout"];
         let rules = ["name", "class", "exe", "unit", "uid", "comm", "image", "container", "pod", "namespace"];

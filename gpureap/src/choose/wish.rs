@@ -1,11 +1,24 @@
 //! Values of the filters as people write them. What can never fit anything is refused here.
 
-use std::{fmt, str::FromStr};
+use std::{fmt, str::FromStr, time::Duration};
 
-use crate::process::facts::user_name;
+use crate::config::duration;
 
 /// The kernel keeps 15 bytes of a process's name (`TASK_COMM_LEN` is 16 with the zero).
 const COMM_MAX: usize = 15;
+/// How long ago: as every length of time here, and in days too.
+pub fn age(text: &str) -> Result<Duration, String> {
+    let end = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    let (number, rest) = text.split_at(end);
+    let rest = rest.trim_start();
+    let unit = ["days", "day", "d"].into_iter().find_map(|unit| rest.strip_prefix(unit));
+    let Some(rest) = unit.filter(|rest| !rest.starts_with(|c: char| c.is_alphabetic())) else { return duration(text) };
+    let days: u32 = number.parse().map_err(|_| format!("`{text}` is not a length of time such as 90s, 12h or 3d"))?;
+    let rest = rest.trim();
+    let rest = if rest.is_empty() { Duration::ZERO } else { duration(rest)? };
+    Ok(Duration::from_hours(24) * days + rest)
+}
+
 /// Fewer digits of an id fit too many containers by chance.
 pub const ID_MIN: usize = 4;
 
@@ -104,14 +117,31 @@ impl fmt::Display for Variable {
     }
 }
 
-/// A user for a message: the name where there is one.
-pub fn name_of(uid: u32) -> String {
-    user_name(uid).unwrap_or_else(|| uid.to_string())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn ages() {
+        let hours = |hours| Some(Duration::from_hours(hours));
+        for (text, expected) in [
+            ("90", Some(Duration::from_secs(90))),
+            ("12h", hours(12)),
+            ("3d", hours(72)),
+            ("1 day", hours(24)),
+            ("2days 1h", hours(49)),
+            ("1d12h", hours(36)),
+            ("0d", hours(0)),
+            ("d", None),
+            ("1decade", None),
+            ("-1d", None),
+            ("1d-1h", None),
+            ("99999999999d", None),
+            ("", None),
+        ] {
+            assert_eq!(age(text).ok(), expected, "{text}");
+        }
+    }
 
     #[test]
     fn values() {

@@ -88,13 +88,15 @@ pub struct Classifier {
     /// The roots in which a path of the host may be looked up: the host's as it was configured, and pid 1's.
     roots: [PathBuf; 2],
     names: RefCell<BTreeMap<String, ContainerNames>>,
+    /// Whether a program is in any rule: most are in none, and many processes run the same one.
+    named: RefCell<BTreeMap<PathBuf, bool>>,
 }
 
 impl Classifier {
     pub fn new(paths: &Paths, rules: &Rules) -> Self {
         let Paths { proc, host, .. } = paths;
         let roots = [host.clone(), proc.join("1/root")];
-        Self { rules: rules.clone(), proc: proc.clone(), roots, names: RefCell::default() }
+        Self { rules: rules.clone(), proc: proc.clone(), roots, names: RefCell::default(), named: RefCell::default() }
     }
 
     pub fn class(&self, facts: &Facts) -> Classed {
@@ -107,14 +109,22 @@ impl Classifier {
         self.names.borrow_mut().entry(id.to_owned()).or_insert_with(read).clone()
     }
 
+    fn is_named(&self, exe: &Path) -> bool {
+        let mut named = self.named.borrow_mut();
+        if let Some(named) = named.get(exe) {
+            return *named;
+        }
+        let is_named = self.rules.iter().any(|rule| rule.names_program(exe));
+        named.insert(exe.to_owned(), is_named);
+        is_named
+    }
+
     fn input(&self, facts: &Facts) -> ClassInput {
         let Facts { tgid, comm, uid, user, exe, cgroup, place, .. } = facts;
         let cgroup = cgroup.as_deref().unwrap_or_default();
         let container = place::host_container(cgroup);
         let contained = place.container.is_some() || place.pod.is_some();
-        // Most programs are in no rule, and need no further look.
-        let named = |exe: &Path| self.rules.iter().any(|rule| rule.names_program(exe));
-        let trust = exe.as_deref().filter(|exe| named(exe)).map_or(Trust::None, |exe| {
+        let trust = exe.as_deref().filter(|exe| self.is_named(exe)).map_or(Trust::None, |exe| {
             let host = self.roots.iter().any(|root| program::is_hosts(&self.proc, *tgid, exe, root));
             match (host, contained) {
                 (true, false) => Trust::Host,

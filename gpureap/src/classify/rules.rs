@@ -204,8 +204,8 @@ impl<'de> Deserialize<'de> for Patterns {
     }
 }
 
-/// The rules in the order in which they are asked.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// The rules in the order in which they are asked: a user's, then the shipped ones, which are read when first asked.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Rules(Vec<Rule>);
 
 /// As they are in the file, with its comments.
@@ -219,21 +219,14 @@ static SHIPPED_RULES: LazyLock<Vec<Rule>> = LazyLock::new(|| {
     toml::from_str::<File>(SHIPPED).expect("a test reads the shipped rules").class
 });
 
-impl Default for Rules {
-    /// The shipped ones.
-    fn default() -> Self {
-        Self(SHIPPED_RULES.clone())
-    }
-}
-
 impl Rules {
-    /// A user's rules, which come first, and the shipped ones.
-    pub fn with(own: Vec<Rule>) -> Self {
-        Self(own.into_iter().chain(SHIPPED_RULES.iter().cloned()).collect())
+    /// A user's rules before the shipped ones.
+    pub const fn with(own: Vec<Rule>) -> Self {
+        Self(own)
     }
 
     pub fn iter(&self) -> impl Iterator<Item = &Rule> {
-        self.0.iter()
+        self.0.iter().chain(SHIPPED_RULES.iter())
     }
 
     /// Whether there is a rule of that name, so that a mistyped one can be told.

@@ -10,8 +10,9 @@ use super::{
     Style, raw,
     sanitize::{command_line, escape},
 };
-use crate::holders::report::{
-    DeviceReport, ExitReport, HeldReport, HolderReport, HoldersReport, Origin, ProcessName, Role,
+use crate::{
+    classify::Class,
+    holders::report::{DeviceReport, ExitReport, HeldReport, HolderReport, HoldersReport, Origin, ProcessName, Role},
 };
 
 /// From this many on, processes that one job left behind are one row for each GPU.
@@ -99,12 +100,17 @@ fn groups(report: &HoldersReport) -> Groups<'_> {
     groups
 }
 
-const TITLES: [&str; 10] = ["GPU", "NODE", "PID", "USER", "STATE", "ROLE", "FDS", "MAPS", "HELD FOR", "COMMAND"];
+const COLUMNS: usize = 11;
+/// Left out where all are jobs.
+const CLASS: usize = 4;
+const JOB: &str = Class::Job.name();
+const TITLES: [&str; COLUMNS] =
+    ["GPU", "NODE", "PID", "USER", "CLASS", "STATE", "ROLE", "FDS", "MAPS", "HELD FOR", "COMMAND"];
 /// Numbers stand at the right.
-const RIGHT: [bool; 10] = [true, false, true, false, false, false, true, true, true, false];
+const RIGHT: [bool; COLUMNS] = [true, false, true, false, false, false, false, true, true, true, false];
 
 struct Row {
-    cells: [String; 10],
+    cells: [String; COLUMNS],
     colour: Option<&'static str>,
 }
 
@@ -145,7 +151,7 @@ fn gpu_number(device: &DeviceReport) -> String {
 }
 
 fn row(device: Option<&DeviceReport>, holder: &HolderReport, held: &[&HeldReport], now: Timestamp) -> Row {
-    let HolderReport { pid, state, comm, argv, uid, user, origin, .. } = holder;
+    let HolderReport { pid, state, comm, argv, uid, user, class, class_rule, origin, .. } = holder;
     let nodes: Vec<&str> = held.iter().map(|held| held.node.as_str()).collect();
     let first = held.iter().filter_map(|held| held.first_open).min();
     let user = user.clone().or_else(|| uid.map(|uid| uid.to_string())).unwrap_or_else(|| "?".to_owned());
@@ -156,6 +162,7 @@ fn row(device: Option<&DeviceReport>, holder: &HolderReport, held: &[&HeldReport
             escape(&nodes.join(",")).into_owned(),
             pid.to_string(),
             escape(&user).into_owned(),
+            class_cell(*class, class_rule),
             state.map_or_else(|| "?".to_owned(), |state| state.to_string()),
             role.map_or_else(|| "-".to_owned(), |role| word(&role)),
             held.iter().map(|held| held.fds).sum::<u32>().to_string(),
@@ -168,6 +175,14 @@ fn row(device: Option<&DeviceReport>, holder: &HolderReport, held: &[&HeldReport
             (_, Some(Role::Attached)) => Some(YELLOW),
             _ => None,
         },
+    }
+}
+
+/// With the rule that protects it.
+fn class_cell(class: Class, rule: &str) -> String {
+    match class {
+        Class::Job => JOB.to_owned(),
+        Class::Monitor | Class::System => format!("{}/{}", class.name(), escape(rule)),
     }
 }
 
@@ -208,6 +223,7 @@ fn crowd_row(device: &DeviceReport, root: &ProcessName, members: &[&HolderReport
             escape(&device.node).into_owned(),
             format!("{} pids", held.len()),
             same(&|member, _| escape(member.user.as_deref().unwrap_or("?")).into_owned()),
+            same(&|member, _| class_cell(member.class, &member.class_rule)),
             same(&|member, _| member.state.map_or_else(|| "?".to_owned(), |state| state.to_string())),
             same(&|_, held| held.role.map_or_else(|| "-".to_owned(), |role| word(&role))),
             held.iter().map(|(_, held)| held.fds).sum::<u32>().to_string(),
@@ -220,13 +236,15 @@ fn crowd_row(device: &DeviceReport, root: &ProcessName, members: &[&HolderReport
 }
 
 fn table(rows: &[Row], style: Style) -> String {
-    let widths: Vec<usize> = (0..TITLES.len())
+    let shows_class = rows.iter().any(|row| row.cells[CLASS] != JOB);
+    let widths: Vec<usize> = (0..COLUMNS)
         .map(|column| {
             rows.iter().map(|row| row.cells[column].width()).chain([TITLES[column].width()]).max().unwrap_or(0)
         })
         .collect();
     let line = |cells: &[String]| {
-        let padded = cells.iter().enumerate().map(|(column, cell)| {
+        let shown = cells.iter().enumerate().filter(|(column, _)| shows_class || *column != CLASS);
+        let padded = shown.map(|(column, cell)| {
             let space = " ".repeat(widths[column].saturating_sub(cell.width()));
             match (column + 1 == cells.len(), RIGHT[column]) {
                 (true, _) => cell.clone(),

@@ -52,7 +52,7 @@ pub fn wait_for(what: &str, mut condition: impl FnMut() -> bool) {
 }
 
 /// An executable of this workspace: named by the variable, or beside the test executables.
-fn program(variable: &str, name: &str) -> PathBuf {
+pub fn program(variable: &str, name: &str) -> PathBuf {
     if let Some(path) = std::env::var_os(variable) {
         return path.into();
     }

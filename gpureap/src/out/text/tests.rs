@@ -20,6 +20,18 @@ GPU  NODE          PID  USER  STATE  ROLE      FDS  MAPS  HELD FOR  COMMAND
 }
 
 #[test]
+fn classes_are_shown_where_they_differ() {
+    let mut report = sample();
+    report.holders[0].class = Class::System;
+    report.holders[0].class_rule = "dcgm\u{1b}".to_owned();
+    let text = holders(&report, Style::default());
+    let lines: Vec<&str> = text.lines().collect();
+    assert!(lines[1].starts_with("GPU  NODE          PID  USER  CLASS            STATE  ROLE"), "{text}");
+    assert!(lines[2].starts_with(r"  0  /dev/nvidia0  498  root  system/dcgm\x1b  S      attached"), "{text}");
+    assert!(!holders(&sample(), Style::default()).contains("CLASS"));
+}
+
+#[test]
 fn a_crowd_is_one_row() {
     let text = holders(&left_behind(126), Style::default());
     let lines: Vec<&str> = text.lines().collect();
