@@ -2,8 +2,6 @@
 //! each call, so that a test can change the answers under way. Only the name of the library is left to the test: it
 //! puts this one into a directory as `libnvidia-ml.so.1`.
 
-#![expect(non_snake_case, reason = "the names of NVML")]
-
 use std::{
     env,
     ffi::{c_char, c_uint},
