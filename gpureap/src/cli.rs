@@ -9,6 +9,7 @@ use clap::{
 };
 
 use crate::{
+    blockers::Operation,
     choose::wish::{self, SlurmJob, Variable},
     config::{Overrides, StandIn, duration},
     gpu::select::By,
@@ -121,6 +122,9 @@ pub enum Command {
     /// Free GPUs: choose, plan, signal, wait, verify
     #[command(after_help = REAP_HELP)]
     Reap(ReapArgs),
+    /// Who stands in the way of a GPU reset, an unload of the driver or a MIG change, and how to release each
+    #[command(after_help = BLOCKERS_HELP)]
+    Blockers(BlockersArgs),
     /// Say what this host allows, and test it
     #[command(after_help = "Example:\n  gpureap doctor")]
     Doctor(DoctorArgs),
@@ -147,6 +151,15 @@ Example:
 Exit codes:
   0 free, verified; 3 still held; 4 held by a process that cannot be killed; 5 held only by protected processes;
   6 no process left but a kernel reference remains; 7 not permitted; 8 this host cannot do it";
+
+const BLOCKERS_HELP: &str = "\
+Example:
+  gpureap blockers --for reset --gpu 0
+  gpureap blockers --for unload --json
+
+Exit codes:
+  0 nothing is in the way; 3 jobs are; 5 only monitors and services; 6 only modules, settings or files without a process;
+  7 too little may be seen to say; 8 this host has no NVIDIA driver";
 
 /// Which devices and processes.
 #[derive(Clone, Debug, Default, Args)]
@@ -265,6 +278,18 @@ impl ReapArgs {
     pub fn matching(&self) -> Match {
         self.matching.unwrap_or(if self.choosing.gpu.is_empty() { Match::Any } else { Match::Attached })
     }
+}
+
+#[derive(Clone, Debug, Args)]
+pub struct BlockersArgs {
+    /// What is to be done
+    #[arg(long = "for", value_enum, value_name = "OPERATION")]
+    pub operation: Operation,
+    #[command(flatten)]
+    pub choosing: Choosing,
+    /// Print one JSON document
+    #[arg(long)]
+    pub json: bool,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Args)]

@@ -1,5 +1,6 @@
 //! gpureap: who holds the GPU, and how to get it back.
 
+pub mod blockers;
 pub mod bpf;
 pub mod choose;
 pub mod classify;

@@ -1,0 +1,124 @@
+//! `gpureap blockers`.
+
+use std::{collections::BTreeSet, time::Duration};
+
+use crate::{
+    blockers::{
+        Operation, Scene, decide,
+        report::{BlockersReport, NvmlState, report},
+        text,
+    },
+    cli::{BlockersArgs, Choosing},
+    config::Config,
+    error::Failure,
+    exit_code::Exit,
+    eyes::{self, Opened},
+    gpu::{
+        devices::{Devices, discover},
+        modules,
+        nvml::{NvmlChild, NvmlTrouble, Snapshot},
+    },
+    holders::{Options, build},
+    host::Host,
+    model::{DeviceKind, View},
+    out,
+};
+
+/// For the child that asked NVML to be gone: it has GPUs open itself.
+const CLOSING: Duration = Duration::from_secs(2);
+
+pub fn run(args: &BlockersArgs, config: &Config) -> anyhow::Result<Exit> {
+    let report = examine(args, config)?;
+    if args.json {
+        out::json::print(&report)?;
+    } else {
+        out::raw(text::text(&report).as_bytes())?;
+    }
+    Ok(report.exit())
+}
+
+/// What the command prints.
+pub fn examine(args: &BlockersArgs, config: &Config) -> anyhow::Result<BlockersReport> {
+    let BlockersArgs { operation, choosing: Choosing { gpu, by, pid }, json: _ } = args;
+    if *operation == Operation::Unload && !gpu.is_empty() {
+        return Err(Failure::usage("unloading the driver concerns every GPU, so --gpu has no meaning for it").into());
+    }
+    let own = discover(&config.paths, &config.devices)?;
+    let modules = modules::read(&config.paths.sys);
+    if own.is_empty() && modules.is_empty() {
+        return Err(Failure::unsupported("this host has no NVIDIA device, and no stand-in is configured").into());
+    }
+    // It initialises while the kernel's programs are loaded.
+    let question = Question::begin(&own, config);
+    let Opened { eyes, devices, note } = eyes::open(config, None)?;
+    let chosen = devices.select_all(&config.paths, gpu, *by)?;
+    let Answer { nvml, child } = question.end();
+    let mut view = eyes.view()?;
+    forget(&mut view, child);
+    view.notes.extend(note);
+    if !pid.is_empty() {
+        view.notes.push("of processes, only those named by --pid are looked at".to_owned());
+    }
+    let host = Host::read(&config.paths.proc);
+    let options = Options { host, slots: None, pids: pid.clone(), threads: false };
+    let seen = build(&view, &devices, eyes.lineage(), &config.paths, &options);
+    let asked = !matches!(nvml, Err(None));
+    let (snapshot, trouble) = match nvml {
+        Ok(snapshot) => (Some(snapshot), None),
+        Err(trouble) => (None, trouble),
+    };
+    let scene = Scene {
+        operation: *operation,
+        chosen: &chosen,
+        devices: devices.list(),
+        holders: &seen,
+        modules: &modules,
+        nvml: snapshot.as_ref(),
+    };
+    let state = NvmlState::of(trouble.as_ref(), asked);
+    Ok(report(*operation, decide(&scene), devices.list(), &seen, &modules, state))
+}
+
+/// Neither this process nor the one that asked NVML is anybody's blocker: both are about to end.
+fn forget(view: &mut View, child: Option<u32>) {
+    let own: BTreeSet<u32> = [Some(std::process::id()), child].into_iter().flatten().collect();
+    view.holders.retain(|holder| !own.contains(&holder.key.tgid));
+}
+
+/// NVML is being asked, on a host that has it.
+struct Question {
+    child: Option<Result<NvmlChild, NvmlTrouble>>,
+    timeout: Duration,
+}
+
+struct Answer {
+    /// `Err(None)`: nobody was asked.
+    nvml: Result<Snapshot, Option<NvmlTrouble>>,
+    /// The child's pid, if it is not known to be gone.
+    child: Option<u32>,
+}
+
+impl Question {
+    fn begin(devices: &Devices, config: &Config) -> Self {
+        let real = devices.list().iter().any(|device| device.kind == DeviceKind::Gpu && device.minor.is_some());
+        let child = real.then(|| {
+            let mut child = NvmlChild::spawn(&config.nvml)?;
+            child.start()?;
+            Ok(child)
+        });
+        Self { child, timeout: config.nvml.timeout }
+    }
+
+    fn end(self) -> Answer {
+        match self.child {
+            None => Answer { nvml: Err(None), child: None },
+            Some(Err(trouble)) => Answer { nvml: Err(Some(trouble)), child: None },
+            Some(Ok(mut child)) => {
+                let pid = child.pid();
+                let nvml = child.ask(self.timeout).map_err(Some);
+                let gone = child.close(CLOSING);
+                Answer { nvml, child: (!gone).then_some(pid) }
+            }
+        }
+    }
+}
