@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::{
+    bpf::fence,
     cli::{Choosing, HoldersArgs},
     config::Config,
     exit_code::Exit,
@@ -40,8 +41,16 @@ pub fn report(args: &HoldersArgs, config: &Config) -> anyhow::Result<HoldersRepo
         view.notes.extend(note);
     }
     let host = Host::read(&config.paths.proc);
+    let boottime_ns = host.boottime_ns;
     let options = Options { host, slots, pids: pid.clone(), threads: *json };
-    Ok(build(&view, &devices, eyes.lineage(), &config.paths, &options))
+    let mut report = build(&view, &devices, eyes.lineage(), &config.paths, &options);
+    // Its pins are root's: for anybody else nothing is known to be fenced.
+    if let Ok(Some(fence)) = fence::pinned::read(config) {
+        for device in &mut report.devices {
+            device.fenced = fence.refuses_device(device.major, device.minor, boottime_ns);
+        }
+    }
+    Ok(report)
 }
 
 fn nothing(source: Source) -> View {

@@ -1,5 +1,6 @@
 //! One file per command that needs no module of its own.
 
 pub mod completions;
+pub mod fence;
 pub mod holders;
 pub mod man;

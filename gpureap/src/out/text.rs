@@ -76,7 +76,7 @@ pub fn word(value: &impl Serialize) -> String {
 }
 
 /// Two units at most: `3d 4h`, `12m 5s`, `40s`.
-fn span(duration: SignedDuration) -> String {
+pub fn span(duration: SignedDuration) -> String {
     let seconds = duration.as_secs().max(0);
     match seconds {
         0..60 => format!("{seconds}s"),

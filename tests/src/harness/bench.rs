@@ -130,7 +130,16 @@ impl Bench {
 
     /// The executable in the environment of this bench.
     pub fn command(&self, arguments: &[&str]) -> Command {
-        let mut command = Command::new(program("GPUREAP_BIN", "gpureap"));
+        self.command_of(program("GPUREAP_BIN", "gpureap"), arguments)
+    }
+
+    /// The actor in the environment of this bench.
+    pub fn actor_command(&self, arguments: &[&str]) -> Command {
+        self.command_of(program("GPUREAP_ACTOR", "gpureap-actor"), arguments)
+    }
+
+    fn command_of(&self, program: PathBuf, arguments: &[&str]) -> Command {
+        let mut command = Command::new(program);
         command
             .args(arguments)
             .env("GPUREAP_PIN_DIR", self.pins())
@@ -156,6 +165,13 @@ impl Bench {
     /// What `holders --json` would print, by the library in this process: for tests that look hundreds of times in an
     /// emulated machine.
     pub fn look(&self) -> Seen {
+        let config = self.config();
+        let report = gpureap::commands::holders::report(&HoldersArgs { json: true, ..HoldersArgs::default() }, &config);
+        Seen::new(serde_json::to_value(report.expect("a report")).expect("a report is JSON"))
+    }
+
+    /// What the executable would be configured with, for the library in this process.
+    pub fn config(&self) -> Config {
         let paths = Paths {
             pin: self.pins(),
             config: self.path("config.toml"),
@@ -163,9 +179,7 @@ impl Bench {
             state: self.path("state"),
             ..Paths::from_env(|_| None)
         };
-        let config = Config::load(paths, Overrides::default()).expect("the configuration");
-        let report = gpureap::commands::holders::report(&HoldersArgs { json: true, ..HoldersArgs::default() }, &config);
-        Seen::new(serde_json::to_value(report.expect("a report")).expect("a report is JSON"))
+        Config::load(paths, Overrides::default()).expect("the configuration")
     }
 
     /// Waits until `holders` shows the truth; panics with what differs.
