@@ -24,7 +24,7 @@ use gpureap::{
     gpu::devices,
 };
 use gpureap_common::record::{Meta, ProcKey};
-use gpureap_tests::harness::{Bench, Device, Output, Pid, World, finish, sys, wait_for};
+use gpureap_tests::harness::{Bench, Device, Output, Pid, Scene, World, anybody, finish, skip, sys, wait_for};
 use serde_json::Value;
 
 /// Opened by next to nobody, so that nobody misses it for a while.
@@ -552,6 +552,27 @@ fn where_it_cannot_be_had_one_sentence_says_why() {
     }
     open(DEV);
     assert!(!bench.pins().exists());
+}
+
+/// K9: the worker comes back again and again, and finds the door closed.
+#[test]
+fn k9_a_reap_behind_a_fence_frees_the_device_for_good() {
+    let bench = bench();
+    let others = anybody(&Device::full().key());
+    if !others.is_empty() {
+        return skip("K9", &format!("{DEV} is held by {others:?}, who might be killed"));
+    }
+    let scene = Scene::start("respawn", DEV, &[]);
+    fence(&bench, &["--gpu", DEV]);
+    let reaped = bench.run(&["reap", "--yes", "--json", "--gpu", DEV, "--match", "any"]).expect_code(0).json();
+    assert_eq!(reaped["outcome"], "freed", "{reaped:#}");
+    wait_for("the supervisor tries again", || device(&list(&bench), DEV)["denied"].as_u64() > Some(3));
+    let report = list(&bench);
+    assert_eq!(report["denied"][0]["comm"], "worker", "{report:#}");
+    assert!(bench.holders(&["--sweep", "--gpu", DEV]).json["holders"].as_array().is_some_and(Vec::is_empty));
+    assert!(sys::signal(scene.number("supervisor"), 0), "it lives");
+    unfence(&bench, &[]);
+    wait_for("the worker is back", || !anybody(&Device::full().key()).is_empty());
 }
 
 /// The pid of a process in the report is one of the host.

@@ -93,7 +93,7 @@ impl Loaded {
             loader.override_global(name, value, true);
         }
         for (name, size) in sizes {
-            loader.map_max_entries(*name, *size);
+            loader.map_max_entries(name, *size);
         }
         let ebpf = loader.load(object::OBJECT).map_err(|error| explain_load(&error))?;
         Ok(Self { ebpf, btf, aya_btf })

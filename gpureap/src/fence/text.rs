@@ -84,7 +84,9 @@ fn tried(denied: &DeniedReport) -> String {
     for (what, name) in [("job", slurm_job), ("pod", pod), ("container", container), ("unit", unit)] {
         parts.extend(name.as_ref().map(|name| format!("{what} {}", escape(name))));
     }
-    if let (None, None, None, None, Some(cgroup)) = (slurm_job, pod, container, unit, cgroup) {
+    if let (None, None, None, None, Some(cgroup)) = (slurm_job, pod, container, unit, cgroup)
+        && cgroup != "/"
+    {
         parts.push(format!("cgroup {}", escape(cgroup)));
     }
     parts.join(", ")

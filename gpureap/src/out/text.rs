@@ -285,8 +285,12 @@ fn count(number: u32, noun: &str) -> String {
 
 /// What does not fit a table.
 fn below(report: &HoldersReport, groups: &Groups<'_>) -> Vec<String> {
-    let HoldersReport { complete, cannot_see, orphans, notes, .. } = report;
+    let HoldersReport { devices, complete, cannot_see, orphans, notes, .. } = report;
     let mut lines = Vec::new();
+    let fenced: Vec<_> = devices.iter().filter(|device| device.fenced).map(|device| escape(&device.node)).collect();
+    if !fenced.is_empty() {
+        lines.push(format!("fenced, new opens fail: {}", fenced.join(", ")));
+    }
     for (root, members) in groups {
         let end = members.iter().flat_map(|member| &member.lineage).find(|ancestor| ancestor.pid == root.pid);
         let end = end.and_then(|ancestor| ancestor.exit).map_or_else(|| "is gone".to_owned(), ended);
