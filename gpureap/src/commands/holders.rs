@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::{
-    bpf::fence,
+    bpf::fence::pinned::Pinned,
     cli::{Choosing, HoldersArgs},
     config::Config,
     exit_code::Exit,
@@ -45,7 +45,9 @@ pub fn report(args: &HoldersArgs, config: &Config) -> anyhow::Result<HoldersRepo
     let options = Options { host, slots, pids: pid.clone(), threads: *json };
     let mut report = build(&view, &devices, eyes.lineage(), &config.paths, &options);
     // Its pins are root's: for anybody else nothing is known to be fenced.
-    if let Ok(Some(fence)) = fence::pinned::read(config) {
+    if let Ok(Some(fence)) = Pinned::open(config)
+        && let Ok(fence) = fence.outline()
+    {
         for device in &mut report.devices {
             device.fenced = fence.refuses_device(device.major, device.minor, boottime_ns);
         }

@@ -84,8 +84,13 @@ impl Standing {
         slot.is_some_and(|slot| self.refuses(slot, now_ns))
     }
 
+    /// The slots whose opens are refused.
+    pub fn closed(&self, now_ns: u64) -> BTreeSet<Slot> {
+        self.fences.keys().copied().filter(|slot| self.refuses(*slot, now_ns)).collect()
+    }
+
     pub fn is_over(&self, now_ns: u64) -> bool {
-        !self.fences.keys().any(|slot| self.refuses(*slot, now_ns))
+        self.closed(now_ns).is_empty()
     }
 }
 
@@ -230,6 +235,7 @@ mod tests {
         standing.fences.remove(&2);
         assert!(!standing.is_over(99) && standing.is_over(100));
         assert!(Standing::default().is_over(0));
+        assert_eq!((standing.closed(99), standing.closed(100)), ([0].into(), [].into()));
     }
 
     #[test]

@@ -82,6 +82,11 @@ impl Pinned {
         matches!(inode(&set_dir(&config.paths.pin)), Ok(Some(inode)) if inode == self.inode)
     }
 
+    /// What is fenced, without who tried: cheap.
+    pub fn outline(&self) -> anyhow::Result<Standing> {
+        Ok(Standing { table: self.maps.table()?, fences: self.maps.fences()?, ..Standing::default() })
+    }
+
     pub fn standing(&self) -> anyhow::Result<Standing> {
         self.maps.standing()
     }
