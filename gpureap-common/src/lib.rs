@@ -11,6 +11,7 @@
 pub mod abi;
 pub mod counter;
 pub mod event;
+pub mod fence;
 pub mod fix;
 pub mod global;
 pub mod record;

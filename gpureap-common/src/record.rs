@@ -40,6 +40,8 @@ pub mod backend {
     pub const KPROBE: u32 = 1;
     pub const FENTRY: u32 = 2;
     pub const GATE: u32 = 3;
+    /// No probe set: the maps of a fence.
+    pub const FENCE: u32 = 4;
 }
 
 /// `DEVICES`: kernel device number → what it is.

@@ -10,7 +10,7 @@ use crate::{
 };
 
 /// Type and access in `bpf_cgroup_dev_ctx.access_type` (include/uapi/linux/bpf.h).
-const TYPE_CHAR: u32 = 2;
+pub(crate) const TYPE_CHAR: u32 = 2;
 const ACCESS_MKNOD: u32 = 1;
 
 #[cgroup_device]

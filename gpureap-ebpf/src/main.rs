@@ -1,5 +1,5 @@
 //! gpureap's kernel programs. Three probe sets share the bodies in this crate: thin entry points in [`kprobe`],
-//! [`fentry`] and [`gate`]; [`life`] and [`sweep`] serve all three.
+//! [`fentry`] and [`gate`]; [`life`] and [`sweep`] serve all three. [`fence`] belongs to none.
 
 #![no_std]
 #![no_main]
@@ -13,6 +13,7 @@
 mod atomic;
 mod count;
 mod emit;
+mod fence;
 mod fentry;
 mod file;
 mod fix;

@@ -48,6 +48,12 @@ pub(crate) fn start_ns(task: u64) -> u64 {
     member(leader, &OFF_TASK_START).unwrap_or(0)
 }
 
+/// The name of the task's process.
+#[inline(always)]
+pub(crate) fn process_comm(task: u64) -> [u8; 16] {
+    comm(member(task, &OFF_TASK_LEADER).unwrap_or(task))
+}
+
 #[inline(always)]
 pub(crate) fn files(task: u64) -> u64 {
     member(task, &OFF_TASK_FILES).unwrap_or(0)

@@ -125,6 +125,12 @@ pub enum Command {
     /// Who stands in the way of a GPU reset, an unload of the driver or a MIG change, and how to release each
     #[command(after_help = BLOCKERS_HELP)]
     Blockers(BlockersArgs),
+    /// Refuse new opens of GPUs, host-wide, for a time; what is open stays open
+    #[command(after_help = FENCE_HELP)]
+    Fence(FenceArgs),
+    /// Open fenced GPUs again
+    #[command(after_help = "Example:\n  gpureap unfence\n  gpureap unfence --gpu 0")]
+    Unfence(UnfenceArgs),
     /// Say what this host allows, and test it
     #[command(after_help = "Example:\n  gpureap doctor")]
     Doctor(DoctorArgs),
@@ -160,6 +166,16 @@ Example:
 Exit codes:
   0 nothing is in the way; 3 jobs are; 5 only monitors and services; 6 only modules, settings or files without a process;
   7 too little may be seen to say; 8 this host has no NVIDIA driver";
+
+const FENCE_HELP: &str = "\
+Example:
+  gpureap fence --gpu 0 --ttl 10m
+  gpureap fence --exempt-cgroup nvidia-dcgm.service --exempt-pid 812
+  gpureap fence --list
+
+Opens fail with EPERM for everybody, root and containers included, but not for the exempt. access(2) for reading or
+writing fails too; stat(2) and making a node do not. The fence stays when this command ends, and it ends by itself
+when its time is over. A GPU that is fenced already gets the new time; the exempt are added.";
 
 /// Which devices and processes.
 #[derive(Clone, Debug, Default, Args)]
@@ -292,6 +308,58 @@ pub struct BlockersArgs {
     pub json: bool,
 }
 
+/// Which devices.
+#[derive(Clone, Debug, Default, Args)]
+#[command(next_help_heading = "Choosing")]
+pub struct FencedGpus {
+    /// GPU by minor, node path, UUID (or its beginning), PCI address, or `all` (repeatable) [default: all]
+    #[arg(long, value_name = "GPU", action = ArgAction::Append)]
+    pub gpu: Vec<String>,
+    /// What a bare number in --gpu means: the N of /dev/nvidiaN, or nvidia-smi's index
+    #[arg(long, value_enum, default_value_t = By::Minor)]
+    pub by: By,
+}
+
+#[derive(Clone, Debug, Args)]
+pub struct FenceArgs {
+    #[command(flatten)]
+    pub gpus: FencedGpus,
+    /// Time after which the kernel lets opens through again: 10m, 2h, or a number of seconds, a week at most
+    #[arg(long, value_name = "TIME", default_value = "1h", value_parser = ttl)]
+    pub ttl: Duration,
+    /// Let this process through, not its children (repeatable)
+    #[arg(long, value_name = "PID", action = ArgAction::Append, value_parser = clap::value_parser!(u32).range(1..))]
+    pub exempt_pid: Vec<u32>,
+    /// Let the processes of this cgroup through, and of those below it: a path, or a running unit (repeatable)
+    #[arg(long, value_name = "PATH|UNIT", action = ArgAction::Append)]
+    pub exempt_cgroup: Vec<String>,
+    /// Change nothing: show what is fenced, for how long, and who tried
+    #[arg(long, conflicts_with_all = ["gpu", "by", "ttl", "exempt_pid", "exempt_cgroup"])]
+    pub list: bool,
+    /// Print one JSON document
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// A fence that is forgotten must end by itself.
+fn ttl(text: &str) -> Result<Duration, String> {
+    let (min, max) = (Duration::from_millis(1), Duration::from_hours(7 * 24));
+    let ttl = duration(text)?;
+    if ttl < min || ttl > max {
+        return Err(format!("`{text}` is not between 1ms and 7 days"));
+    }
+    Ok(ttl)
+}
+
+#[derive(Clone, Debug, Default, Args)]
+pub struct UnfenceArgs {
+    #[command(flatten)]
+    pub gpus: FencedGpus,
+    /// Print one JSON document
+    #[arg(long)]
+    pub json: bool,
+}
+
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Args)]
 pub struct DoctorArgs {
     /// Print one JSON document
@@ -376,12 +444,33 @@ mod tests {
     }
 
     #[test]
+    fn a_fence_always_ends() {
+        let args = |line: &str| match parse(line).unwrap().command {
+            Command::Fence(args) => args,
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(args("fence").ttl, Duration::from_hours(1));
+        assert_eq!(args("fence --ttl 7d").ttl, Duration::from_hours(168));
+        assert_eq!(args("fence --gpu 0 --ttl 90").ttl, Duration::from_secs(90));
+        let exempt = args("fence --exempt-pid 5 --exempt-pid 6 --exempt-cgroup a --exempt-cgroup /b");
+        assert_eq!((exempt.exempt_pid, exempt.exempt_cgroup), (vec![5, 6], vec!["a".to_owned(), "/b".to_owned()]));
+        assert!(args("fence --list --json").list);
+    }
+
+    #[test]
     fn usage_errors_exit_2() {
         for line in [
             "reap --now --grace 3s",
             "reap --grace -1s",
             "reap --pid 0",
             "holders --sweep --source map",
+            "fence --ttl 0",
+            "fence --ttl 8d",
+            "fence --ttl none",
+            "fence --list --gpu 0",
+            "fence --list --ttl 5m",
+            "fence --exempt-pid 0",
+            "unfence --ttl 5m",
             "holders --device kind=standin,major=4",
             "holders --backend lsm",
             "nonsense",

@@ -10,7 +10,7 @@ use std::{
 
 use anyhow::Context as _;
 use gpureap_common::abi::{ANY_MINOR, MAX_MAJOR};
-use jiff::SignedDuration;
+use jiff::{Span, SpanRelativeTo};
 use serde::{Deserialize, Deserializer};
 
 use crate::{
@@ -291,7 +291,8 @@ pub fn duration(text: &str) -> Result<Duration, String> {
         return Duration::try_from_secs_f64(seconds).map_err(|_| format!("`{text}` seconds are too long"));
     }
     let signed = text
-        .parse::<SignedDuration>()
+        .parse::<Span>()
+        .and_then(|span| span.to_duration(SpanRelativeTo::days_are_24_hours()))
         .map_err(|_| format!("`{text}` is not a length of time such as 30s, 5m or 250ms"))?;
     Duration::try_from(signed).map_err(|_| format!("`{text}` is negative"))
 }

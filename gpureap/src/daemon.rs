@@ -27,6 +27,7 @@ use crate::{
     config::Config,
     error::Failure,
     exit_code::Exit,
+    fence::watch::FenceWatch,
     gpu::devices::{self, Devices},
     model::Backend,
 };
@@ -50,7 +51,8 @@ pub fn run(args: &DaemonArgs, config: &Config) -> anyhow::Result<Exit> {
     }
     announce(&tracer, &devices);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    runtime.block_on(Daemon { config, tracer, devices, to_observe: BTreeSet::new(), reported: 0 }.serve())
+    let fence = FenceWatch::default();
+    runtime.block_on(Daemon { config, tracer, devices, to_observe: BTreeSet::new(), reported: 0, fence }.serve())
 }
 
 fn announce(tracer: &Tracer, devices: &Devices) {
@@ -111,6 +113,7 @@ struct Daemon<'a> {
     to_observe: BTreeSet<u32>,
     /// Losses that were told already.
     reported: u64,
+    fence: FenceWatch,
 }
 
 impl Daemon<'_> {
@@ -139,7 +142,10 @@ impl Daemon<'_> {
                 _ = terminate.recv() => break,
                 _ = interrupt.recv() => break,
                 _ = hangup.recv() => self.follow_driver(true)?,
-                _ = loss_poll.tick() => self.heal()?,
+                _ = loss_poll.tick() => {
+                    self.heal()?;
+                    self.fence.look(self.config, &self.devices);
+                }
                 _ = sweep.tick() => {
                     self.follow_driver(false)?;
                     self.resync("period")?;

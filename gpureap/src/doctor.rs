@@ -1,6 +1,7 @@
 //! `gpureap doctor`: what this host allows and which probe set will run. Every failed check says what to do.
 
 use std::{
+    collections::BTreeSet,
     fmt::Write as _,
     fs::{self, File},
     path::{Path, PathBuf},
@@ -11,13 +12,15 @@ use serde::Serialize;
 use crate::{
     bpf::{
         Tracer,
+        fence::{Exemptions, Fence, pinned},
         load::{self, name},
         pins,
     },
     cli::DoctorArgs,
+    clock,
     config::{Config, StandIn},
     exit_code::Exit,
-    gpu::devices,
+    gpu::devices::{self, Devices},
     kernel::{btf::Btf, offsets::Offsets, rights},
     model::{Backend, Eyes as _},
     out,
@@ -130,6 +133,10 @@ fn examine(config: &Config) -> Report {
 
     let mut backend = None;
     if root && btf && bpffs {
+        match fence(config) {
+            Ok(told) => checks.add("fence", Verdict::Ok, told),
+            Err(error) => checks.add("fence", Verdict::Degraded, format!("{error:#}")),
+        }
         for candidate in load::order(config) {
             match self_test(config, candidate) {
                 Ok(told) => {
@@ -217,6 +224,20 @@ fn running(config: &Config, checks: &mut Checks) {
             Err(error) => checks.add("tracer", Verdict::Degraded, error.to_string()),
         }
     }
+}
+
+/// Attaches a fence of no device for a moment.
+fn fence(config: &Config) -> anyhow::Result<String> {
+    drop(Fence::raise(config, &Devices::default(), &BTreeSet::new(), None, &Exemptions::default())?);
+    let now_ns = clock::boottime_ns();
+    let fenced = match pinned::Pinned::open(config)? {
+        Some(pinned) => pinned.outline()?.closed(now_ns).len(),
+        None => 0,
+    };
+    Ok(match fenced {
+        0 => "can be raised; nothing is fenced now".to_owned(),
+        count => format!("can be raised; devices that are fenced now: {count} (gpureap fence --list)"),
+    })
 }
 
 /// Attaches a set beside whatever runs, opens a real character device, looks, closes it, looks again.

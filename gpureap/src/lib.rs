@@ -14,6 +14,7 @@ pub mod doctor;
 pub mod error;
 pub mod exit_code;
 pub mod eyes;
+pub mod fence;
 pub mod gpu;
 pub mod holders;
 pub mod host;

@@ -22,6 +22,8 @@ pub fn run(cli: &Cli) -> anyhow::Result<Exit> {
         Command::Holders(args) => commands::holders::run(args, &config()?),
         Command::Reap(args) => reap::run(args, &config()?),
         Command::Blockers(args) => commands::blockers::run(args, &config()?),
+        Command::Fence(args) => commands::fence::run(args, &config()?),
+        Command::Unfence(args) => commands::fence::unfence(args, &config()?),
         Command::Doctor(args) => doctor::run(args, &config()?),
         Command::Demo(args) => demo::run(args, &config()?),
         Command::Completions(args) => commands::completions::run(args),

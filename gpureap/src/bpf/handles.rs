@@ -81,44 +81,16 @@ impl Maps {
 
     /// Opens pinned maps. Sizes are checked before anything is read through them, then the ABI record.
     pub fn from_pins(dir: &Path) -> Result<Self, PinError> {
-        let text = || dir.display().to_string();
         let maps = Self::open(|name| {
-            let path = dir.join(name);
-            let at = || path.display().to_string();
-            let io = |source| PinError::Io { path: at(), source };
-            let map = sys::get(&path).map_err(io)?;
-            let shape = sys::map_shape(map.as_fd()).map_err(io)?;
             let &(_, key, value) = MAPS.iter().find(|known| known.0 == name).expect("every name is in MAPS");
-            if shape.key_size as usize != key || shape.value_size as usize != value {
-                let (found_key, found_value) = (shape.key_size, shape.value_size);
-                return Err(PinError::Shape { path: at(), found_key, found_value, key, value });
-            }
-            Ok(map)
+            pinned_map(dir, name, key, value)
         })?;
-        let meta = maps.meta().map_err(|source| PinError::Io { path: text(), source })?;
-        if meta.magic != MAGIC {
-            return Err(PinError::Foreign { path: text() });
-        }
-        if meta.abi != ABI_VERSION {
-            return Err(PinError::Abi { path: text(), found: meta.abi });
-        }
+        check_meta(maps.meta.as_fd(), dir)?;
         Ok(maps)
     }
 
     pub fn from_object(ebpf: &Ebpf) -> Result<Self, PinError> {
-        Self::open(|name| {
-            let io = |source| PinError::Io { path: format!("map {name}"), source };
-            let map = ebpf.map(name).ok_or_else(|| io(io::ErrorKind::NotFound.into()))?;
-            let (Map::Array(data)
-            | Map::HashMap(data)
-            | Map::LruHashMap(data)
-            | Map::PerCpuArray(data)
-            | Map::RingBuf(data)) = map
-            else {
-                return Err(io(io::ErrorKind::InvalidData.into()));
-            };
-            sys::dup(data.fd()).map_err(io)
-        })
+        Self::open(|name| object_map(ebpf, name))
     }
 
     pub fn meta(&self) -> io::Result<Meta> {
@@ -154,6 +126,44 @@ impl Maps {
     pub fn set_state(&self, word: State, value: u64) -> io::Result<()> {
         sys::update(self.state.as_fd(), &(word as u32), &value, sys::ANY).map(drop)
     }
+}
+
+/// Opens a pinned map whose keys and values have these sizes.
+pub(super) fn pinned_map(dir: &Path, name: &str, key: usize, value: usize) -> Result<OwnedFd, PinError> {
+    let path = dir.join(name);
+    let at = || path.display().to_string();
+    let io = |source| PinError::Io { path: at(), source };
+    let map = sys::get(&path).map_err(io)?;
+    let shape = sys::map_shape(map.as_fd()).map_err(io)?;
+    if shape.key_size as usize != key || shape.value_size as usize != value {
+        let (found_key, found_value) = (shape.key_size, shape.value_size);
+        return Err(PinError::Shape { path: at(), found_key, found_value, key, value });
+    }
+    Ok(map)
+}
+
+/// Whether the record `META` says that this build can read the pins beside it.
+pub(super) fn check_meta(meta: BorrowedFd<'_>, dir: &Path) -> Result<(), PinError> {
+    let path = || dir.display().to_string();
+    let Meta { magic, abi, .. } =
+        sys::lookup::<u32, Meta>(meta, &0).map_err(|source| PinError::Io { path: path(), source })?.unwrap_or_default();
+    match (magic, abi) {
+        (MAGIC, ABI_VERSION) => Ok(()),
+        (MAGIC, found) => Err(PinError::Abi { path: path(), found }),
+        _ => Err(PinError::Foreign { path: path() }),
+    }
+}
+
+/// A map of a loaded object.
+pub(super) fn object_map(ebpf: &Ebpf, name: &str) -> Result<OwnedFd, PinError> {
+    let io = |source| PinError::Io { path: format!("map {name}"), source };
+    let map = ebpf.map(name).ok_or_else(|| io(io::ErrorKind::NotFound.into()))?;
+    let (Map::Array(data) | Map::HashMap(data) | Map::LruHashMap(data) | Map::PerCpuArray(data) | Map::RingBuf(data)) =
+        map
+    else {
+        return Err(io(io::ErrorKind::InvalidData.into()));
+    };
+    sys::dup(data.fd()).map_err(io)
 }
 
 /// Words of the map `STATE`.

@@ -2,7 +2,10 @@
 
 use std::{
     fs::File,
-    os::{fd::AsFd as _, unix::fs::MetadataExt as _},
+    os::{
+        fd::{AsFd as _, OwnedFd},
+        unix::fs::MetadataExt as _,
+    },
     path::{Path, PathBuf},
 };
 
@@ -17,7 +20,7 @@ use gpureap_common::{
 };
 
 use super::{
-    handles::{Handles, LINKS, MAPS, Maps, PROGRAMS, Programs, program_fd},
+    handles::{Handles, LINKS, MAPS, Maps, PROGRAMS, Programs, object_map, program_fd},
     object::{self, Hook, ITERATORS, Program, When},
     sys,
 };
@@ -48,6 +51,37 @@ pub struct Refusal {
 impl Loaded {
     /// Resolves offsets, creates the maps, tells the kernel which devices count.
     pub fn new(config: &Config, devices: &Devices) -> anyhow::Result<Self> {
+        let sizes = &config.maps;
+        let loaded = Self::sized(
+            config,
+            &[
+                ("FILES", sizes.files),
+                ("TABLES", sizes.tables),
+                ("HOLDERS", sizes.holders),
+                ("PROCS", sizes.procs),
+                ("LINEAGE", sizes.lineage),
+                // A fence has an object of its own.
+                ("FENCE", 1),
+                ("FENCE_TALLY", 1),
+                ("EXEMPT", 1),
+                ("DENIED", 1),
+            ],
+        )?;
+        set_devices(&Maps::from_object(&loaded.ebpf)?, devices)?;
+        Ok(loaded)
+    }
+
+    /// For the fence's program alone: what the tracer needs is as small as it can be.
+    pub(super) fn for_fence(config: &Config) -> anyhow::Result<Self> {
+        /// The least that a ring can have: one page.
+        const RING: u32 = 4096;
+        Self::sized(
+            config,
+            &[("FILES", 1), ("TABLES", 1), ("HOLDERS", 1), ("PROCS", 1), ("LINEAGE", 1), ("EVENTS", RING)],
+        )
+    }
+
+    fn sized(config: &Config, sizes: &[(&str, u32)]) -> anyhow::Result<Self> {
         let path = config.paths.sys.join("kernel/btf/vmlinux");
         let btf = Btf::read(&path).map_err(|error| Failure::unsupported(error.to_string()))?;
         let offsets = Offsets::resolve(&btf).map_err(|error| Failure::unsupported(error.to_string()))?;
@@ -58,20 +92,22 @@ impl Loaded {
         for (name, value) in &offsets.0 {
             loader.override_global(name, value, true);
         }
-        let sizes = &config.maps;
-        for (name, size) in [
-            ("FILES", sizes.files),
-            ("TABLES", sizes.tables),
-            ("HOLDERS", sizes.holders),
-            ("PROCS", sizes.procs),
-            ("LINEAGE", sizes.lineage),
-        ] {
-            loader.map_max_entries(name, size);
+        for (name, size) in sizes {
+            loader.map_max_entries(name, *size);
         }
         let ebpf = loader.load(object::OBJECT).map_err(|error| explain_load(&error))?;
-        let loaded = Self { ebpf, btf, aya_btf };
-        set_devices(&Maps::from_object(&loaded.ebpf)?, devices)?;
-        Ok(loaded)
+        Ok(Self { ebpf, btf, aya_btf })
+    }
+
+    /// A second descriptor of a map.
+    pub(super) fn map(&self, name: &str) -> anyhow::Result<OwnedFd> {
+        Ok(object_map(&self.ebpf, name)?)
+    }
+
+    /// Loads one program.
+    pub(super) fn program(&mut self, program: &Program) -> anyhow::Result<OwnedFd> {
+        self.load_one(program).map_err(|error| explain_program(program, &error))?;
+        Ok(sys::dup(&program_fd(self.get(program.name)?)?)?)
     }
 
     /// Loads the iterators alone: the one-shot snapshot.

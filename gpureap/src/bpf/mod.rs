@@ -1,6 +1,7 @@
 //! Everything that talks bpf: the object, its maps and programs, and views over them.
 
 pub mod eyes;
+pub mod fence;
 pub mod handles;
 pub mod load;
 pub mod object;

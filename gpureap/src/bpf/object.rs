@@ -102,6 +102,9 @@ const FENTRY: &[Program] = &[
 
 const GATE: &[Program] = &[program("node_open_gate", Hook::CgroupDevice, When::Always)];
 
+/// Of no probe set: a fence loads it alone.
+pub const FENCE: Program = program("node_open_fence", Hook::CgroupDevice, When::Always);
+
 /// The programs of a set that are its own.
 pub const fn set(backend: Backend) -> &'static [Program] {
     match backend {
@@ -126,7 +129,7 @@ mod tests {
     fn every_program_of_the_tables_is_in_the_object() {
         let object = aya_obj::Object::parse(OBJECT).expect("the committed object parses");
         let present: BTreeSet<&str> = object.programs.keys().map(String::as_str).collect();
-        let sets = [COMMON, ITERATORS, KPROBE, FENTRY, GATE];
+        let sets = [COMMON, ITERATORS, KPROBE, FENTRY, GATE, &[FENCE]];
         let known: BTreeSet<&str> = sets.iter().flat_map(|set| set.iter().map(|program| program.name)).collect();
         assert_eq!(present, known);
     }

@@ -18,6 +18,9 @@ const BPF_FS: i64 = 0xcafe_4a11;
 /// A set that is being made (bpffs allows no dots in names); whoever finds one at start removes it.
 const UNFINISHED: &str = "new";
 
+/// The pinned fence, which no tracer touches (`bpf/fence/pinned.rs`).
+pub const FENCE: &str = "fence";
+
 /// A set of pins in the pin directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Set {
@@ -46,7 +49,7 @@ fn parse(dir: &Path) -> Option<Set> {
     Some(Set { dir: dir.to_owned(), abi, object, backend })
 }
 
-/// Finished sets, and whatever else lies in the pin directory.
+/// Finished sets, and whatever else lies in the pin directory. A fence is nobody's business here.
 pub fn list(root: &Path) -> io::Result<(Vec<Set>, Vec<PathBuf>)> {
     let entries = match fs::read_dir(root) {
         Ok(entries) => entries,
@@ -58,6 +61,7 @@ pub fn list(root: &Path) -> io::Result<(Vec<Set>, Vec<PathBuf>)> {
         let path = entry.path();
         match parse(&path) {
             Some(set) => sets.push(set),
+            None if path.file_name().is_some_and(|name| name == FENCE) => {}
             None => others.push(path),
         }
     }
@@ -134,6 +138,16 @@ mod tests {
         for name in ["new", "abi1", "abiX-0000000000000000-gate", "abi1-zz-gate", "abi1-00-other", "maps"] {
             assert_eq!(parse(&Path::new("/pins").join(name)), None, "{name}");
         }
+    }
+
+    #[test]
+    fn a_fence_is_no_set_and_not_foreign() {
+        let dir = tempfile::tempdir().unwrap();
+        for name in [FENCE, "maps", &set_name(Backend::Gate)] {
+            fs::create_dir(dir.path().join(name)).unwrap();
+        }
+        let (sets, others) = list(dir.path()).unwrap();
+        assert_eq!((sets.len(), others), (1, vec![dir.path().join("maps")]));
     }
 
     #[test]

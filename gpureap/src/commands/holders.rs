@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::{
+    bpf::fence::pinned::Pinned,
     choose::{Chooser, Chosen},
     cli::{Choosing, HoldersArgs},
     config::Config,
@@ -49,8 +50,18 @@ pub fn report(args: &HoldersArgs, config: &Config) -> anyhow::Result<HoldersRepo
     let Chosen { keys: chosen, notes } = Chooser::new(choosing, &config.paths, eyes.lineage())?.chosen(&view)?;
     view.notes.extend(notes);
     let host = Host::read(&config.paths.proc);
+    let boottime_ns = host.boottime_ns;
     let options = Options { host, slots, chosen, rules: config.classes.clone(), threads: *json };
-    Ok(build(&view, &devices, eyes.lineage(), &config.paths, &options))
+    let mut report = build(&view, &devices, eyes.lineage(), &config.paths, &options);
+    // Its pins are root's: for anybody else nothing is known to be fenced.
+    if let Ok(Some(fence)) = Pinned::open(config)
+        && let Ok(fence) = fence.outline()
+    {
+        for device in &mut report.devices {
+            device.fenced = fence.refuses_device(device.major, device.minor, boottime_ns);
+        }
+    }
+    Ok(report)
 }
 
 fn nothing(source: Source) -> View {

@@ -34,7 +34,9 @@ mod tests {
         let mut names: Vec<String> =
             fs::read_dir(dir.path()).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
         names.sort();
-        let expected = ["-blockers", "-completions", "-daemon", "-demo", "-doctor", "-holders", "-man", "-reap", ""];
+        let expected = [
+            "-blockers", "-completions", "-daemon", "-demo", "-doctor", "-fence", "-holders", "-man", "-reap", "-unfence", "",
+        ];
         assert_eq!(names, expected.map(|part| format!("gpureap{part}.1")));
         let page = fs::read_to_string(dir.path().join("gpureap-reap.1")).unwrap();
         assert!(page.contains("Example"), "{page}");

@@ -2,5 +2,6 @@
 
 pub mod blockers;
 pub mod completions;
+pub mod fence;
 pub mod holders;
 pub mod man;

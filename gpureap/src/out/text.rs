@@ -77,7 +77,7 @@ pub fn word(value: &impl Serialize) -> String {
 }
 
 /// Two units at most: `3d 4h`, `12m 5s`, `40s`.
-fn span(duration: SignedDuration) -> String {
+pub fn span(duration: SignedDuration) -> String {
     let seconds = duration.as_secs().max(0);
     match seconds {
         0..60 => format!("{seconds}s"),
@@ -303,8 +303,12 @@ fn count(number: u32, noun: &str) -> String {
 
 /// What does not fit a table.
 fn below(report: &HoldersReport, groups: &Groups<'_>) -> Vec<String> {
-    let HoldersReport { complete, cannot_see, orphans, notes, .. } = report;
+    let HoldersReport { devices, complete, cannot_see, orphans, notes, .. } = report;
     let mut lines = Vec::new();
+    let fenced: Vec<_> = devices.iter().filter(|device| device.fenced).map(|device| escape(&device.node)).collect();
+    if !fenced.is_empty() {
+        lines.push(format!("fenced, new opens fail: {}", fenced.join(", ")));
+    }
     for (root, members) in groups {
         let end = members.iter().flat_map(|member| &member.lineage).find(|ancestor| ancestor.pid == root.pid);
         let end = end.and_then(|ancestor| ancestor.exit).map_or_else(|| "is gone".to_owned(), ended);

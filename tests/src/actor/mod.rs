@@ -36,6 +36,7 @@ use std::process::ExitCode;
 use serde_json::json;
 
 pub mod child;
+mod fence;
 mod hold;
 mod ops;
 pub mod pass;
@@ -58,12 +59,13 @@ pub fn main() -> ExitCode {
         ["live", to] => child::live(sys::fd_argument(to), None),
         ["live-named", to, comm, ..] => child::live(sys::fd_argument(to), Some(comm)),
         ["pause", from, to, ..] => child::pause(sys::fd_argument(from), sys::fd_argument(to)),
+        ["fence"] => fence::hold(),
         ["ops"] => list(ops::names()),
         ["ops", name, dev] => ops::run(name, dev),
         ["hold"] => list(hold::kinds()),
         ["hold", kind, ref rest @ ..] => hold::run(kind, rest),
         _ => {
-            truth::say(&json!({"error": "usage: gpureap-actor ops [NAME DEV] | hold [KIND DEV [ARGS]]"}));
+            truth::say(&json!({"error": "usage: gpureap-actor ops [NAME DEV] | hold [KIND DEV [ARGS]] | fence"}));
             return ExitCode::from(2);
         }
     }

@@ -130,7 +130,16 @@ impl Bench {
 
     /// The executable in the environment of this bench.
     pub fn command(&self, arguments: &[&str]) -> Command {
-        let mut command = Command::new(program("GPUREAP_BIN", "gpureap"));
+        self.command_of(program("GPUREAP_BIN", "gpureap"), arguments)
+    }
+
+    /// The actor in the environment of this bench.
+    pub fn actor_command(&self, arguments: &[&str]) -> Command {
+        self.command_of(program("GPUREAP_ACTOR", "gpureap-actor"), arguments)
+    }
+
+    fn command_of(&self, program: PathBuf, arguments: &[&str]) -> Command {
+        let mut command = Command::new(program);
         command
             .args(arguments)
             .env("GPUREAP_PIN_DIR", self.pins())

@@ -43,6 +43,20 @@ impl Devices {
         self.renumbered(list, notes)
     }
 
+    /// These devices and those of the kernel's table, whose slots stay.
+    #[must_use]
+    pub fn with_all_of(&self, table: &[(u32, Traced)]) -> Self {
+        let own = self.with_slots_of(table);
+        let mut all = table.to_vec();
+        for device in &own.list {
+            let number = number(device);
+            if !table.iter().any(|(known, _)| *known == number) {
+                all.push((number, Traced { slot: device.slot, kind: device.kind as u32 }));
+            }
+        }
+        own.traced(&all)
+    }
+
     /// What a running tracer counts, with the names that this host's discovery has for it.
     #[must_use]
     pub fn traced(&self, table: &[(u32, Traced)]) -> Self {
@@ -120,6 +134,16 @@ mod tests {
         let slot = |minor| now.by_number(4, minor).unwrap().slot;
         assert_eq!((slot(20), slot(21), slot(22)), (2, 0, 1));
         assert_eq!(now.get(2).unwrap().minor, Some(20));
+    }
+
+    #[test]
+    fn devices_of_both_tables() {
+        let table = [(dev(4, 30), traced(1)), (dev(4, 20), traced(0))];
+        let both = devices(&[20, 21]).with_all_of(&table);
+        let slot = |minor| both.by_number(4, minor).unwrap().slot;
+        assert_eq!((both.list().len(), slot(20), slot(21), slot(30)), (3, 0, 2, 1));
+        assert_eq!(both.by_number(4, 30).unwrap().node, std::path::Path::new("/dev/char/4:30"));
+        assert_eq!(devices(&[20, 21]).with_all_of(&[]), devices(&[20, 21]));
     }
 
     #[test]

@@ -32,6 +32,14 @@ fn classes_are_shown_where_they_differ() {
 }
 
 #[test]
+fn fenced_devices_are_named() {
+    let mut report = sample();
+    assert!(!holders(&report, Style::default()).contains("fenced"));
+    report.devices[0].fenced = true;
+    assert!(holders(&report, Style::default()).contains("\nfenced, new opens fail: /dev/nvidia0\n"));
+}
+
+#[test]
 fn a_crowd_is_one_row() {
     let text = holders(&left_behind(126), Style::default());
     let lines: Vec<&str> = text.lines().collect();

@@ -1,0 +1,137 @@
+//! `gpureap fence` and `gpureap unfence`.
+
+use std::collections::BTreeSet;
+
+use crate::{
+    bpf::{
+        eyes,
+        fence::{
+            Exemptions, Standing,
+            pinned::{self, Changed},
+        },
+    },
+    cli::{FenceArgs, FencedGpus, UnfenceArgs},
+    clock,
+    config::Config,
+    error::Failure,
+    exit_code::Exit,
+    fence::{
+        cgroup::Cgroups,
+        report::{Action, FenceReport, HostNames, Scene, build, number},
+        text,
+    },
+    gpu::devices::{Devices, discover},
+    host::Host,
+    kernel::rights,
+    model::{ProcKey, Slot},
+    out,
+    process::Facts,
+};
+
+pub fn run(args: &FenceArgs, config: &Config) -> anyhow::Result<Exit> {
+    require_root()?;
+    let report = if args.list { list(config)? } else { raise(args, config)? };
+    print(&report, args.json)
+}
+
+pub fn unfence(args: &UnfenceArgs, config: &Config) -> anyhow::Result<Exit> {
+    require_root()?;
+    print(&lower(args, config)?, args.json)
+}
+
+fn print(report: &FenceReport, json: bool) -> anyhow::Result<Exit> {
+    if json {
+        out::json::print(report)?;
+    } else {
+        out::raw(text::fence(report).as_bytes())?;
+    }
+    Ok(Exit::Done)
+}
+
+fn require_root() -> Result<(), Failure> {
+    if rustix::process::geteuid().is_root() {
+        return Ok(());
+    }
+    Err(Failure::not_permitted("a fence needs root: it closes devices for the whole host"))
+}
+
+fn raise(args: &FenceArgs, config: &Config) -> anyhow::Result<FenceReport> {
+    let FenceArgs { gpus: FencedGpus { gpu, by }, ttl, exempt_pid, exempt_cgroup, list: _, json: _ } = args;
+    rights::require_host_pids()?;
+    let devices = devices(config)?;
+    let slots = devices.select_all(&config.paths, gpu, *by)?;
+    if slots.is_empty() {
+        return Err(Failure::unsupported(
+            "there is nothing to fence: this host has no NVIDIA device, and no stand-in is configured",
+        )
+        .into());
+    }
+    let exempt = exemptions(config, exempt_pid, exempt_cgroup)?;
+    let deadline_ns = clock::boottime_ns().saturating_add(u64::try_from(ttl.as_nanos()).unwrap_or(u64::MAX));
+    let changed = pinned::raise(config, &devices, &slots, deadline_ns, &exempt)?;
+    let chosen = numbers(&devices, &slots);
+    Ok(report(Action::Fence, config, &devices, &chosen, changed))
+}
+
+fn list(config: &Config) -> anyhow::Result<FenceReport> {
+    let standing = pinned::read(config)?.unwrap_or_default();
+    let changed = Changed { standing, ..Changed::default() };
+    Ok(report(Action::List, config, &devices(config)?, &BTreeSet::new(), changed))
+}
+
+fn lower(args: &UnfenceArgs, config: &Config) -> anyhow::Result<FenceReport> {
+    let UnfenceArgs { gpus: FencedGpus { gpu, by }, json: _ } = args;
+    let devices = devices(config)?;
+    if gpu.is_empty() {
+        let changed = pinned::lower(config, None)?;
+        let all = changed.standing.table.iter().map(|(number, _)| *number).collect();
+        return Ok(report(Action::Unfence, config, &devices, &all, changed));
+    }
+    // A fenced device that is no longer configured can still be named. What is wrong with the fence is said below.
+    let table = pinned::read(config).unwrap_or_default().unwrap_or_default().table;
+    let devices = devices.with_all_of(&table);
+    let chosen = numbers(&devices, &devices.select_all(&config.paths, gpu, *by)?);
+    let mut changed = pinned::lower(config, Some(&chosen))?;
+    for device in devices.list().iter().filter(|device| chosen.contains(&number(device))) {
+        if !changed.before.contains(&number(device)) {
+            changed.notes.push(format!("{} was not fenced", device.node.display()));
+        }
+    }
+    Ok(report(Action::Unfence, config, &devices, &chosen, changed))
+}
+
+/// As the running tracer has them, so that a number means the same GPU here as for `holders`.
+fn devices(config: &Config) -> anyhow::Result<Devices> {
+    let own = discover(&config.paths, &config.devices)?;
+    Ok(match eyes::from_pins(config, &own) {
+        Ok(Ok(eyes)) => eyes.devices().clone(),
+        Ok(Err(_)) | Err(_) => own,
+    })
+}
+
+fn numbers(devices: &Devices, slots: &BTreeSet<Slot>) -> BTreeSet<u32> {
+    slots.iter().filter_map(|slot| devices.get(*slot)).map(number).collect()
+}
+
+fn exemptions(config: &Config, pids: &[u32], cgroups: &[String]) -> anyhow::Result<Exemptions> {
+    let mut exempt = Exemptions::default();
+    for pid in pids {
+        let facts = Facts::read_any(&config.paths.proc, *pid)
+            .filter(|facts| facts.state != 'Z' || facts.thread_count > 1)
+            .ok_or_else(|| Failure::usage(format!("--exempt-pid: there is no process {pid}")))?;
+        exempt.processes.insert(ProcKey::new(facts.tgid, facts.start_ns));
+    }
+    for text in cgroups {
+        let (id, _) = Cgroups::find(&config.paths.proc)?.resolve(text)?;
+        exempt.cgroups.insert(id);
+    }
+    Ok(exempt)
+}
+
+fn report(action: Action, config: &Config, devices: &Devices, chosen: &BTreeSet<u32>, changed: Changed) -> FenceReport {
+    let Changed { standing, before, notes } = changed;
+    let Standing { table, .. } = &standing;
+    let devices = devices.with_all_of(table);
+    let scene = Scene { action, standing: &standing, devices: &devices, chosen, before: &before, notes };
+    build(scene, &Host::read(&config.paths.proc), &HostNames::new(config))
+}
