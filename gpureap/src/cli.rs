@@ -119,6 +119,9 @@ pub enum Command {
     /// Free GPUs: choose, plan, signal, wait, verify
     #[command(after_help = REAP_HELP)]
     Reap(ReapArgs),
+    /// Wait until GPUs are free
+    #[command(after_help = WAIT_HELP)]
+    Wait(WaitArgs),
     /// Say what this host allows, and test it
     #[command(after_help = "Example:\n  gpureap doctor")]
     Doctor(DoctorArgs),
@@ -142,6 +145,17 @@ Example:
 Exit codes:
   0 free, verified; 3 still held; 4 held by a process that cannot be killed; 5 held only by protected processes;
   6 no process left but a kernel reference remains; 7 not permitted; 8 this host cannot do it";
+
+const WAIT_HELP: &str = "\
+Example:
+  gpureap wait --gpu 0
+  gpureap wait --gpu 0 --timeout 5m --json
+  gpureap wait --match any --ignore-monitors --timeout 1m
+
+Exit codes:
+  0 free, verified; when the time is up: 3 still held, 4 held by a process that SIGKILL does not end, 5 held only by
+  monitors and protected processes, 6 no process left but a kernel reference remains; 7 not permitted to see who holds;
+  8 this host cannot do it";
 
 /// Which devices and processes.
 #[derive(Clone, Debug, Default, Args)]
@@ -221,6 +235,31 @@ pub struct ReapArgs {
 
 impl ReapArgs {
     /// The default of `--match` follows `--gpu`: on GPU 1, a job that works on GPU 0 holds handles too.
+    pub fn matching(&self) -> Match {
+        self.matching.unwrap_or(if self.choosing.gpu.is_empty() { Match::Any } else { Match::Attached })
+    }
+}
+
+#[derive(Clone, Debug, Default, Args)]
+pub struct WaitArgs {
+    #[command(flatten)]
+    pub choosing: Choosing,
+    /// Which handles count [default: attached with --gpu, any without]
+    #[arg(long = "match", value_enum, help_heading = "Choosing")]
+    pub matching: Option<Match>,
+    /// Give up after this time: 10s, 2m, or a number of seconds [default: never]
+    #[arg(long, value_name = "TIME", value_parser = duration)]
+    pub timeout: Option<Duration>,
+    /// Do not wait for monitors and protected system processes
+    #[arg(long)]
+    pub ignore_monitors: bool,
+    /// Print one JSON document
+    #[arg(long)]
+    pub json: bool,
+}
+
+impl WaitArgs {
+    /// As for `reap`: what it would end is what is waited for.
     pub fn matching(&self) -> Match {
         self.matching.unwrap_or(if self.choosing.gpu.is_empty() { Match::Any } else { Match::Attached })
     }

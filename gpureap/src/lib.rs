@@ -1,5 +1,6 @@
 //! gpureap: who holds the GPU, and how to get it back.
 
+pub mod api;
 pub mod bpf;
 pub mod cli;
 pub mod clock;
@@ -21,3 +22,4 @@ pub mod process;
 pub mod reap;
 pub mod run;
 pub mod track;
+pub mod watch;

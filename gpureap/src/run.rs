@@ -21,6 +21,7 @@ pub fn run(cli: &Cli) -> anyhow::Result<Exit> {
         Command::Daemon(args) => daemon::run(args, &config()?),
         Command::Holders(args) => commands::holders::run(args, &config()?),
         Command::Reap(args) => reap::run(args, &config()?),
+        Command::Wait(args) => commands::wait::run(args, &config()?),
         Command::Doctor(args) => doctor::run(args, &config()?),
         Command::Demo(args) => demo::run(args, &config()?),
         Command::Completions(args) => commands::completions::run(args),

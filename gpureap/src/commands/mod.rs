@@ -3,3 +3,4 @@
 pub mod completions;
 pub mod holders;
 pub mod man;
+pub mod wait;

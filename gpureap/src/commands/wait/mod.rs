@@ -1,0 +1,90 @@
+//! `gpureap wait`: until nobody holds the chosen GPUs any more.
+
+pub mod decide;
+mod held;
+pub mod report;
+mod vigil;
+
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeSet;
+
+use self::{report::Scene, vigil::Vigil};
+use crate::{
+    cli::{Match, WaitArgs},
+    config::Config,
+    error::Failure,
+    exit_code::Exit,
+    eyes::{self, Opened},
+    gpu::devices::Devices,
+    host::Host,
+    model::Source,
+    out,
+    reap::{
+        people::ProcPeople,
+        plan::{Matching, Policy},
+        stuck::Coroner,
+    },
+    watch::Watch,
+};
+
+pub fn run(args: &WaitArgs, config: &Config) -> anyhow::Result<Exit> {
+    let Opened { eyes, devices, note } = eyes::open(config, None)?;
+    if devices.is_empty() {
+        return Err(Failure::unsupported("this host has no NVIDIA device, and no stand-in is configured").into());
+    }
+    let host = Host::read(&config.paths.proc);
+    let people = ProcPeople::new(&config.paths.proc);
+    let policy = policy(args, config, &devices, &people)?;
+    let nodes = devices.list().iter().filter(|device| policy.wants(device.slot)).map(|device| &device.node);
+    let mut watch = Watch::new(nodes, &config.paths.run);
+    let mut vigil = Vigil {
+        eyes: eyes.as_ref(),
+        watch: &mut watch,
+        people: &people,
+        policy: &policy,
+        ignore_monitors: args.ignore_monitors,
+        proc: &config.paths.proc,
+        begun_ns: host.boottime_ns,
+        told: BTreeSet::new(),
+    };
+    let outcome = vigil.keep(args.timeout, &Coroner::new(&config.paths.proc))?;
+    let exit = outcome.verdict.exit;
+    let scene = Scene {
+        host: &host,
+        devices: &devices,
+        policy: &policy,
+        timeout: args.timeout,
+        ignore_monitors: args.ignore_monitors,
+    };
+    let mut report = scene.report(outcome);
+    // Whoever looks through /proc is told why.
+    report.notes.extend(note.filter(|_| report.source == Source::Proc));
+    if args.json {
+        out::json::print(&report)?;
+    } else {
+        out::raw(report::text(&report).as_bytes())?;
+    }
+    Ok(exit)
+}
+
+/// The choice of `reap`, with nobody out of bounds: whoever holds is waited for.
+fn policy(args: &WaitArgs, config: &Config, devices: &Devices, people: &ProcPeople) -> anyhow::Result<Policy> {
+    let choosing = &args.choosing;
+    let chosen = || devices.select_all(&config.paths, &choosing.gpu, choosing.by);
+    Ok(Policy {
+        slots: if choosing.gpu.is_empty() { None } else { Some(chosen()?) },
+        matching: match args.matching() {
+            Match::Attached => Matching::Attached,
+            Match::Any => Matching::Any,
+        },
+        pids: choosing.pid.iter().copied().collect(),
+        own: std::process::id(),
+        own_session: 0,
+        ancestors: people.ancestors(std::process::id()),
+        include_own_session: true,
+        include_protected: BTreeSet::new(),
+        privileged: rustix::process::geteuid().is_root(),
+    })
+}
