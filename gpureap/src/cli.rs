@@ -14,7 +14,7 @@ use crate::{
     config::{Overrides, StandIn, duration},
     gpu::select::By,
     model::{Backend, Source},
-    reap::scope::Scope,
+    reap::{plan::Matching, scope::Scope},
 };
 
 /// Who holds the GPU, and how to get it back.
@@ -131,6 +131,9 @@ pub enum Command {
     /// Open fenced GPUs again
     #[command(after_help = "Example:\n  gpureap unfence\n  gpureap unfence --gpu 0")]
     Unfence(UnfenceArgs),
+    /// Wait until GPUs are free
+    #[command(after_help = WAIT_HELP)]
+    Wait(WaitArgs),
     /// Say what this host allows, and test it
     #[command(after_help = "Example:\n  gpureap doctor")]
     Doctor(DoctorArgs),
@@ -149,6 +152,7 @@ const REAP_HELP: &str = "\
 Example:
   gpureap reap --gpu 0 --dry-run
   gpureap reap --gpu 0 --grace 30s --yes
+  gpureap reap --gpu 0 --fence --scope tree --yes
   gpureap reap --slurm-job 4711 --yes
   gpureap reap --tree-of 1234 --env WORLD_SIZE=8 --dry-run
   gpureap reap --include-protected dcgm --yes
@@ -176,6 +180,17 @@ Example:
 Opens fail with EPERM for everybody, root and containers included, but not for the exempt. access(2) for reading or
 writing fails too; stat(2) and making a node do not. The fence stays when this command ends, and it ends by itself
 when its time is over. A GPU that is fenced already gets the new time; the exempt are added.";
+
+const WAIT_HELP: &str = "\
+Example:
+  gpureap wait --gpu 0
+  gpureap wait --gpu 0 --timeout 5m --json
+  gpureap wait --match any --ignore-monitors --timeout 1m
+
+Exit codes:
+  0 free, verified; when the time is up: 3 still held, 4 held by a process that SIGKILL does not end, 5 held only by
+  monitors and protected processes, 6 no process left but a kernel reference remains; 7 not permitted to see who holds;
+  8 this host cannot do it";
 
 /// Which devices and processes.
 #[derive(Clone, Debug, Default, Args)]
@@ -250,6 +265,15 @@ pub enum Match {
     Any,
 }
 
+impl From<Match> for Matching {
+    fn from(matching: Match) -> Self {
+        match matching {
+            Match::Attached => Self::Attached,
+            Match::Any => Self::Any,
+        }
+    }
+}
+
 #[derive(Clone, Debug, Args)]
 pub struct ReapArgs {
     #[command(flatten)]
@@ -266,6 +290,9 @@ pub struct ReapArgs {
     /// Time to wait for the GPUs to be free after the last signal
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = duration)]
     pub timeout: Duration,
+    /// Let nobody open the chosen GPUs while this runs, so that no supervisor can start a new holder
+    #[arg(long)]
+    pub fence: bool,
     /// What goes with the holders
     #[arg(long, value_enum, default_value_t = Scope::Process)]
     pub scope: Scope,
@@ -303,6 +330,24 @@ pub struct BlockersArgs {
     pub operation: Operation,
     #[command(flatten)]
     pub choosing: Choosing,
+    /// Print one JSON document
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Clone, Debug, Default, Args)]
+pub struct WaitArgs {
+    #[command(flatten)]
+    pub choosing: Choosing,
+    /// Which handles count [default: attached with --gpu, any without]
+    #[arg(long = "match", value_enum, help_heading = "Choosing")]
+    pub matching: Option<Match>,
+    /// Give up after this time: 10s, 2m, or a number of seconds [default: never]
+    #[arg(long, value_name = "TIME", value_parser = duration)]
+    pub timeout: Option<Duration>,
+    /// Do not wait for monitors and protected system processes
+    #[arg(long)]
+    pub ignore_monitors: bool,
     /// Print one JSON document
     #[arg(long)]
     pub json: bool,
@@ -358,6 +403,13 @@ pub struct UnfenceArgs {
     /// Print one JSON document
     #[arg(long)]
     pub json: bool,
+}
+
+impl WaitArgs {
+    /// As for `reap`: what it would end is what is waited for.
+    pub fn matching(&self) -> Match {
+        self.matching.unwrap_or(if self.choosing.gpu.is_empty() { Match::Any } else { Match::Attached })
+    }
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Args)]

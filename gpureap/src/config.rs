@@ -24,7 +24,7 @@ use crate::{
 pub struct Paths {
     /// `GPUREAP_PIN_DIR`: pinned maps and programs.
     pub pin: PathBuf,
-    /// `GPUREAP_RUN_DIR`: the daemon's lock.
+    /// `GPUREAP_RUN_DIR`: the daemon's lock and socket.
     pub run: PathBuf,
     /// `GPUREAP_STATE_DIR`: the record of signals.
     pub state: PathBuf,
@@ -127,6 +127,8 @@ pub struct Daemon {
     pub sweep_period: Duration,
     /// Time between looks at the loss counters.
     pub loss_poll: Duration,
+    /// Whether users who are not root may ask it.
+    pub socket: bool,
 }
 
 /// Sizes of the kernel's maps, in entries.
@@ -182,7 +184,7 @@ impl Default for Config {
         Self {
             paths: Paths::default(),
             devices: Vec::new(),
-            daemon: Daemon { sweep_period: Duration::from_secs(30), loss_poll: Duration::from_secs(1) },
+            daemon: Daemon { sweep_period: Duration::from_secs(30), loss_poll: Duration::from_secs(1), socket: true },
             maps: Maps::default(),
             nvml: Nvml::default(),
             backend: None,
@@ -249,7 +251,7 @@ impl Config {
             devices.push(checked.map_err(|message| at(span, &message))?);
         }
         let default = Self::default();
-        let RawDaemon { sweep_period, loss_poll } = daemon;
+        let RawDaemon { sweep_period, loss_poll, socket } = daemon;
         let RawNvml { enabled, library, timeout } = nvml;
         let RawMaps { files, holders, tables, procs, lineage } = maps;
         let size = |entries: Option<MapSize>, default: u32| entries.map_or(default, |entries| entries.0);
@@ -258,6 +260,7 @@ impl Config {
             daemon: Daemon {
                 sweep_period: sweep_period.map_or(default.daemon.sweep_period, |period| period.0),
                 loss_poll: loss_poll.map_or(default.daemon.loss_poll, |period| period.0),
+                socket: socket.unwrap_or(default.daemon.socket),
             },
             maps: Maps {
                 files: size(files, default.maps.files),
@@ -332,6 +335,7 @@ enum RawKind {
 struct RawDaemon {
     sweep_period: Option<Period<1_000>>,
     loss_poll: Option<Period<10>>,
+    socket: Option<bool>,
 }
 
 #[derive(Default, Deserialize)]

@@ -5,6 +5,7 @@ use std::{
     collections::BTreeSet,
     env, fs,
     io::{Read as _, Seek as _, Write as _},
+    os::unix::fs::PermissionsExt as _,
     path::Path,
     time::Duration,
 };
@@ -19,6 +20,11 @@ use tokio::{
 };
 
 use crate::{
+    api::{
+        privacy::Hiding,
+        server::{Ask, Desk, Server},
+        wire,
+    },
     bpf::{
         Tracer,
         ring::{Event, decode},
@@ -73,6 +79,18 @@ fn announce(tracer: &Tracer, devices: &Devices) {
     );
 }
 
+/// Makes a directory that users can reach the socket in, whatever the umask.
+fn make_for_all(run: &Path) -> std::io::Result<()> {
+    if let Some(parent) = run.parent() {
+        fs::create_dir_all(parent)?;
+    }
+    match fs::create_dir(run) {
+        Ok(()) => fs::set_permissions(run, fs::Permissions::from_mode(0o755)),
+        Err(_) if run.is_dir() => Ok(()),
+        Err(error) => Err(error),
+    }
+}
+
 /// One daemon per run directory. The lock is the kernel's: it goes with the process, however that ends.
 struct Lock {
     _file: fs::File,
@@ -80,7 +98,7 @@ struct Lock {
 
 impl Lock {
     fn take(run: &Path) -> anyhow::Result<Self> {
-        fs::create_dir_all(run).map_err(|error| crate::bpf::denied_or(run, error))?;
+        make_for_all(run).map_err(|error| crate::bpf::denied_or(run, error))?;
         let path = run.join("daemon.lock");
         let mut file = fs::OpenOptions::new()
             .read(true)
@@ -135,6 +153,7 @@ impl Daemon<'_> {
         let watchdog = watchdog_period();
         let mut watchdog_timer = interval(watchdog.unwrap_or(Duration::from_hours(24)));
         let mut observe_at: Option<Instant> = None;
+        let mut server = self.listen();
 
         notify(&[NotifyState::Ready, NotifyState::Status(&self.status())]);
         loop {
@@ -151,9 +170,15 @@ impl Daemon<'_> {
                     self.resync("period")?;
                 }
                 _ = watchdog_timer.tick(), if watchdog.is_some() => notify(&[NotifyState::Watchdog]),
+                asks = next(&mut server) => if let Some(server) = &mut server {
+                    self.answer(server, asks);
+                },
                 events = ring.take() => {
                     for bytes in events? {
                         self.note(&bytes);
+                    }
+                    if let Some(server) = &server {
+                        server.burst();
                     }
                     if !self.to_observe.is_empty() && observe_at.is_none() {
                         observe_at = Some(Instant::now() + OBSERVE_AFTER);
@@ -168,6 +193,39 @@ impl Daemon<'_> {
         notify(&[NotifyState::Stopping]);
         tracing::info!("stopping");
         Ok(Exit::Done)
+    }
+
+    /// Tracing goes on without a socket.
+    fn listen(&self) -> Option<Server> {
+        if !self.config.daemon.socket {
+            return None;
+        }
+        Server::start(&self.config.paths.run)
+            .inspect_err(|error| tracing::warn!("no socket for users who are not root: {error}"))
+            .ok()
+    }
+
+    fn answer(&self, server: &mut Server, asks: Vec<Ask>) {
+        let eyes = self.tracer.eyes();
+        let devices = || {
+            // As a reader of the pins sees them.
+            let table = eyes.devices().traced(&eyes.handles().maps.devices()?);
+            let list = table.list().iter();
+            let devices = list.map(|device| wire::Device::new(device, table.is_present(device.slot))).collect();
+            Ok(wire::Devices { devices, notes: table.notes().to_vec() })
+        };
+        let status = || {
+            Ok(wire::Status {
+                version: env!("CARGO_PKG_VERSION").to_owned(),
+                pid: std::process::id(),
+                backend: self.tracer.backend,
+                adopted: self.tracer.adopted,
+                devices: self.devices.list().len() as u32,
+                lost_events: eyes.handles().losses()?,
+            })
+        };
+        let hiding = || Hiding::here(&self.config.paths.proc);
+        server.answer(asks, &Desk { eyes, devices: &devices, status: &status, hiding: &hiding });
     }
 
     fn status(&self) -> String {
@@ -235,6 +293,14 @@ impl Daemon<'_> {
             notify(&[NotifyState::Status(&self.status())]);
         }
         Ok(())
+    }
+}
+
+/// Never, without a socket.
+async fn next(server: &mut Option<Server>) -> Vec<Ask> {
+    match server {
+        Some(server) => server.next().await,
+        None => std::future::pending().await,
     }
 }
 

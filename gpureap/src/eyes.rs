@@ -3,11 +3,13 @@
 use tracing::info;
 
 use crate::{
+    api::client,
     bpf,
     config::Config,
     error::exit_of,
     exit_code::Exit,
     gpu::devices::{Devices, discover},
+    kernel::rights,
     model::{Eyes, Source},
     process::walk::ProcEyes,
 };
@@ -20,23 +22,57 @@ pub struct Opened {
     pub note: Option<String>,
 }
 
-/// The wanted source or none; without a wish, /proc where the kernel refuses the rest.
+/// The wanted source or none; without a wish the best that there is: root reads the tracer's map, or sweeps; others ask the
+/// daemon; where all that is refused there is /proc.
 pub fn open(config: &Config, source: Option<Source>) -> anyhow::Result<Opened> {
     let own = discover(&config.paths, &config.devices)?;
-    let proc = |note| Opened {
-        eyes: Box::new(ProcEyes { paths: config.paths.clone(), devices: own.clone() }),
-        devices: own.clone(),
-        note,
-    };
     if source == Some(Source::Proc) {
-        return Ok(proc(None));
+        return Ok(proc(config, own, None));
     }
-    match bpf::open_eyes(config, &own, source) {
-        Ok((eyes, devices)) => Ok(Opened { eyes: Box::new(eyes), devices, note: None }),
-        Err(error) if source.is_none() && matches!(exit_of(&error), Exit::Unsupported | Exit::NotPermitted) => {
-            info!("falling back to /proc: {error:#}");
-            Ok(proc(Some(format!("{error:#}"))))
+    let asks = source != Some(Source::Snapshot);
+    let mut silent = None;
+    if asks && !rustix::process::geteuid().is_root() {
+        match daemon(config) {
+            Ok(opened) => return Ok(opened),
+            Err(reason) => silent = Some(reason),
         }
-        Err(error) => Err(error),
+    }
+    let error = match bpf::open_eyes(config, &own, source) {
+        Ok((eyes, devices)) => return Ok(Opened { eyes: Box::new(eyes), devices, note: silent.flatten() }),
+        Err(error) => error,
+    };
+    if !matches!(exit_of(&error), Exit::Unsupported | Exit::NotPermitted) {
+        return Err(error);
+    }
+    // Root without the capabilities, as in some containers.
+    if asks && silent.is_none() {
+        match daemon(config) {
+            Ok(opened) => return Ok(opened),
+            Err(reason) => silent = Some(reason),
+        }
+    }
+    if source.is_some() {
+        return Err(error);
+    }
+    info!("falling back to /proc: {error:#}");
+    let note = silent.flatten().unwrap_or_else(|| format!("{error:#}"));
+    Ok(proc(config, own, Some(note)))
+}
+
+fn proc(config: &Config, devices: Devices, note: Option<String>) -> Opened {
+    Opened { eyes: Box::new(ProcEyes { paths: config.paths.clone(), devices: devices.clone() }), devices, note }
+}
+
+/// The daemon's socket. `Err(None)`: there is no daemon, which is nothing worth a word.
+fn daemon(config: &Config) -> Result<Opened, Option<String>> {
+    // Its pids are the host's.
+    rights::require_host_pids().map_err(|error| Some(error.to_string()))?;
+    match client::open(&config.paths.run) {
+        Ok((eyes, devices)) => Ok(Opened { eyes: Box::new(eyes), devices, note: None }),
+        Err(error @ client::Unanswered::Absent { .. }) => {
+            info!("{error}");
+            Err(None)
+        }
+        Err(error) => Err(Some(error.to_string())),
     }
 }

@@ -1,5 +1,6 @@
 //! gpureap: who holds the GPU, and how to get it back.
 
+pub mod api;
 pub mod blockers;
 pub mod bpf;
 pub mod choose;
@@ -25,3 +26,4 @@ pub mod process;
 pub mod reap;
 pub mod run;
 pub mod track;
+pub mod watch;

@@ -288,7 +288,7 @@ struct Found {
 impl Found {
     fn process(&mut self, scene: &Scene<'_>, reach: &Reach<'_>, holder: &HolderReport, nodes: Vec<String>) {
         let service = Service::of(holder);
-        let standing = match (Standing::of(&holder.class), service) {
+        let standing = match (Standing::of(holder.class), service) {
             (Standing::Job, Some(service)) => service.standing,
             (classed, _) => classed,
         };

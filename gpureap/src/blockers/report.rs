@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{Decision, Operation, release::Release};
 use crate::{
+    classify::Class,
     exit_code::Exit,
     gpu::{modules::Module, nvml::NvmlTrouble},
     holders::report::{HolderReport, HoldersReport},
@@ -86,11 +87,11 @@ pub enum Standing {
 
 impl Standing {
     /// Of a process, by the class that its holder row has.
-    pub fn of(class: &str) -> Self {
+    pub const fn of(class: Class) -> Self {
         match class {
-            "monitor" => Self::Monitor,
-            "system" => Self::System,
-            _ => Self::Job,
+            Class::Monitor => Self::Monitor,
+            Class::System => Self::System,
+            Class::Job => Self::Job,
         }
     }
 }
@@ -127,7 +128,7 @@ pub struct ProcessReport {
     pub exe: Option<String>,
     pub uid: Option<u32>,
     pub user: Option<String>,
-    pub class: String,
+    pub class: Class,
     pub class_rule: String,
     /// The known service that it is.
     pub service: Option<String>,

@@ -131,7 +131,7 @@ impl Service {
     /// directory of the system, run by root. A name alone is anybody's to take.
     pub fn of(holder: &HolderReport) -> Option<&'static Self> {
         let HolderReport { class, class_rule, uid, exe, exe_deleted, unit, container, cgroup, .. } = holder;
-        let classed = Standing::of(class) != Standing::Job;
+        let classed = Standing::of(*class) != Standing::Job;
         // A rule that calls it a job on purpose has the last word.
         if !classed && class_rule != "default" {
             return None;

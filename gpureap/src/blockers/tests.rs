@@ -8,6 +8,7 @@ use super::{
     *,
 };
 use crate::{
+    classify::Class,
     gpu::nvml::{Gpu, Mig, MigDevice, NvmlTrouble},
     holders::report::{HeldReport, Origin, ProcessName},
     model::How,
@@ -78,13 +79,18 @@ fn holder(pid: u32, nodes: &[&str]) -> HolderReport {
         exe_deleted: false,
         uid: Some(1000),
         user: Some("u".to_owned()),
-        class: "job".to_owned(),
+        class: Class::Job,
         class_rule: "default".to_owned(),
         cgroup: Some("/user.slice/user-1000.slice/session-3.scope".to_owned()),
         unit: Some("session-3.scope".to_owned()),
         container: None,
+        container_name: None,
+        image: None,
         slurm_job: None,
+        slurm_step: None,
         pod: None,
+        pod_name: None,
+        pod_namespace: None,
         parent: None,
         lineage: Vec::new(),
         orphan_of: None,
@@ -388,7 +394,7 @@ fn each_is_released_in_its_own_way() {
             HolderReport {
                 pod: Some(POD.to_owned()),
                 container: Some(ID.to_owned()),
-                class: "monitor".to_owned(),
+                class: Class::Monitor,
                 class_rule: "image dcgm-exporter".to_owned(),
                 ..daemon(7, "dcgm-exporter", "x", node)
             },
@@ -405,7 +411,7 @@ fn each_is_released_in_its_own_way() {
         ),
         (
             "a system process that nobody here knows",
-            HolderReport { class: "system".to_owned(), class_rule: "sshd".to_owned(), ..holder(7, node) },
+            HolderReport { class: Class::System, class_rule: "sshd".to_owned(), ..holder(7, node) },
             Reset,
             Standing::System,
             &[],

@@ -15,10 +15,19 @@ pub use filter::{Filter, Tree};
 
 use crate::{
     cli::Choosing,
-    config::Paths,
+    config::{Config, Paths},
     error::Failure,
-    model::{LineageSource, ProcKey, View},
+    gpu::{devices::Devices, nvml::mig::AskMig},
+    model::{LineageSource, ProcKey, Slot, View},
 };
+
+/// The devices that `--gpu` names; `None`: nothing was named, so all of them. Asks NVML where only that knows.
+pub fn slots(choosing: &Choosing, devices: &Devices, config: &Config) -> Result<Option<BTreeSet<Slot>>, Failure> {
+    let Choosing { gpu, by, .. } = choosing;
+    let mig = AskMig(&config.nvml);
+    let chosen = || devices.select_all_with(&config.paths, gpu, *by, &mig);
+    if gpu.is_empty() { Ok(None) } else { chosen().map(Some) }
+}
 
 /// Judges the holders of any view by one filter.
 pub struct Chooser<'a> {

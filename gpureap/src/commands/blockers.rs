@@ -8,6 +8,7 @@ use crate::{
         report::{BlockersReport, NvmlState, report},
         text,
     },
+    choose::{self, Chooser, Chosen},
     cli::{BlockersArgs, Choosing},
     config::Config,
     error::Failure,
@@ -39,7 +40,8 @@ pub fn run(args: &BlockersArgs, config: &Config) -> anyhow::Result<Exit> {
 
 /// What the command prints.
 pub fn examine(args: &BlockersArgs, config: &Config) -> anyhow::Result<BlockersReport> {
-    let BlockersArgs { operation, choosing: Choosing { gpu, by, pid }, json: _ } = args;
+    let BlockersArgs { operation, choosing, json: _ } = args;
+    let Choosing { gpu, .. } = choosing;
     if *operation == Operation::Unload && !gpu.is_empty() {
         return Err(Failure::usage("unloading the driver concerns every GPU, so --gpu has no meaning for it").into());
     }
@@ -51,16 +53,21 @@ pub fn examine(args: &BlockersArgs, config: &Config) -> anyhow::Result<BlockersR
     // It initialises while the kernel's programs are loaded.
     let question = Question::begin(&own, config);
     let Opened { eyes, devices, note } = eyes::open(config, None)?;
-    let chosen = devices.select_all(&config.paths, gpu, *by)?;
+    let chosen = match choose::slots(choosing, &devices, config)? {
+        Some(slots) => slots,
+        None => devices.gpus().map(|device| device.slot).collect(),
+    };
     let Answer { nvml, child } = question.end();
     let mut view = eyes.view()?;
     forget(&mut view, child);
     view.notes.extend(note);
-    if !pid.is_empty() {
-        view.notes.push("of processes, only those named by --pid are looked at".to_owned());
+    let Chosen { keys, notes } = Chooser::new(choosing, &config.paths, eyes.lineage())?.chosen(&view)?;
+    view.notes.extend(notes);
+    if keys.is_some() {
+        view.notes.push("of processes, only those that the filters let through are looked at".to_owned());
     }
     let host = Host::read(&config.paths.proc);
-    let options = Options { host, slots: None, pids: pid.clone(), threads: false };
+    let options = Options { host, slots: None, chosen: keys, rules: config.classes.clone(), threads: false };
     let seen = build(&view, &devices, eyes.lineage(), &config.paths, &options);
     let asked = !matches!(nvml, Err(None));
     let (snapshot, trouble) = match nvml {

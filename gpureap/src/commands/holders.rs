@@ -4,12 +4,11 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::{
     bpf::fence::pinned::Pinned,
-    choose::{Chooser, Chosen},
-    cli::{Choosing, HoldersArgs},
+    choose::{self, Chooser, Chosen},
+    cli::HoldersArgs,
     config::Config,
     exit_code::Exit,
     eyes::{self, Opened},
-    gpu::nvml::mig::AskMig,
     holders::{Options, build, report::HoldersReport},
     host::Host,
     model::{Source, View},
@@ -29,13 +28,8 @@ pub fn run(args: &HoldersArgs, config: &Config) -> anyhow::Result<Exit> {
 /// What the command prints.
 pub fn report(args: &HoldersArgs, config: &Config) -> anyhow::Result<HoldersReport> {
     let HoldersArgs { choosing, json, source, sweep } = args;
-    let Choosing { gpu, by, .. } = choosing;
     let Opened { eyes, devices, note } = eyes::open(config, *source)?;
-    let slots = if gpu.is_empty() {
-        None
-    } else {
-        Some(devices.select_all_with(&config.paths, gpu, *by, &AskMig(&config.nvml))?)
-    };
+    let slots = choose::slots(choosing, &devices, config)?;
     let mut view = if devices.is_empty() {
         // Nothing can be held: no look needed, nothing missed.
         nothing(source.unwrap_or(Source::Proc))
@@ -83,6 +77,7 @@ fn nothing(source: Source) -> View {
 mod tests {
     use super::*;
     use crate::{
+        cli::Choosing,
         config::{Paths, StandIn},
         error::exit_of,
     };

@@ -35,7 +35,18 @@ mod tests {
             fs::read_dir(dir.path()).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
         names.sort();
         let expected = [
-            "-blockers", "-completions", "-daemon", "-demo", "-doctor", "-fence", "-holders", "-man", "-reap", "-unfence", "",
+            "-blockers",
+            "-completions",
+            "-daemon",
+            "-demo",
+            "-doctor",
+            "-fence",
+            "-holders",
+            "-man",
+            "-reap",
+            "-unfence",
+            "-wait",
+            "",
         ];
         assert_eq!(names, expected.map(|part| format!("gpureap{part}.1")));
         let page = fs::read_to_string(dir.path().join("gpureap-reap.1")).unwrap();

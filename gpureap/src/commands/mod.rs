@@ -5,3 +5,4 @@ pub mod completions;
 pub mod fence;
 pub mod holders;
 pub mod man;
+pub mod wait;

@@ -268,7 +268,7 @@ fn denied(group: &[&Denied], devices: &Devices, host: &Host, names: &dyn Names) 
     // On a mixed host /proc may say more than the id, which is of cgroup2 alone.
     let living = group.iter().take(PIDS).find_map(|one| names.process(one.key.tgid, one.key.start_ns));
     let cgroup = living.and_then(|(_, cgroup)| cgroup).or_else(|| names.cgroup(*cgroup_id));
-    let Place { unit, container, slurm_job, pod } = cgroup.as_deref().map(Place::of).unwrap_or_default();
+    let Place { unit, container, slurm_job, slurm_step: _, pod } = cgroup.as_deref().map(Place::of).unwrap_or_default();
     let first = group.iter().map(|one| one.first_ns).min().unwrap_or(*last_ns);
     DeniedReport {
         node: devices.get(*slot).map_or_else(|| format!("slot {slot}"), |device| device.node.display().to_string()),

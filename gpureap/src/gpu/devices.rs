@@ -38,6 +38,13 @@ pub struct Devices {
 }
 
 impl Devices {
+    /// A table that somebody else has made, as the daemon did for those who ask it.
+    pub fn told(list: Vec<Device>, present: BTreeSet<Slot>, notes: Vec<String>) -> Self {
+        let number = |device: &Device| dev(device.major, device.minor.unwrap_or(ANY_MINOR));
+        let by_dev = list.iter().map(|device| (number(device), device.slot)).collect();
+        Self { list, by_dev, present, notes, fingerprint: 0 }
+    }
+
     /// GPUs by minor, stand-ins as configured, ctl, modeset, uvm, uvm-tools, nvswitch, nvlink, caps, imex channels, and
     /// at the end one wildcard entry for each NVIDIA major.
     pub fn list(&self) -> &[Device] {

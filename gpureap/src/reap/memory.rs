@@ -21,7 +21,7 @@ use crate::{
             proof::{Limits, prove},
         },
     },
-    model::{DeviceKind, Holder, Slot},
+    model::{DeviceKind, Holder, ProcKey, Slot},
 };
 
 /// Memory is free when the last file is closed, as measured; what is not free after this long stays.
@@ -126,9 +126,9 @@ impl Nvml {
         })
     }
 
-    /// The child's pid, while there is one.
-    pub fn pid(&self) -> Option<u32> {
-        self.child.as_ref().ok().map(NvmlChild::pid)
+    /// The child, while there is one.
+    pub fn helper(&self) -> Option<ProcKey> {
+        self.child.as_ref().ok().map(NvmlChild::key)
     }
 
     /// Lets the child load the library, while the caller does something else.

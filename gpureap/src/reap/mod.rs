@@ -1,5 +1,6 @@
 //! Free GPUs: choose, plan, signal, wait, prove.
 
+pub mod door;
 pub mod ladder;
 pub mod memory;
 pub mod people;
@@ -24,6 +25,7 @@ mod world;
 use std::{collections::BTreeMap, io::IsTerminal as _};
 
 use self::{
+    door::Door,
     ladder::Rungs,
     people::ProcPeople,
     pidfd::Pidfds,
@@ -36,14 +38,14 @@ use self::{
     without::Without,
 };
 use crate::{
-    choose::{Chooser, Chosen},
-    cli::{Match, ReapArgs},
+    choose::{self, Chooser, Chosen},
+    cli::ReapArgs,
     clock::boottime_ns,
     config::Config,
     error::Failure,
     exit_code::Exit,
     eyes::{self, Opened},
-    gpu::{devices::Devices, nvml::mig::AskMig},
+    gpu::devices::Devices,
     model::Eyes,
     out,
 };
@@ -64,14 +66,9 @@ fn policy(args: &ReapArgs, config: &Config, devices: &Devices, people: &ProcPeop
             Failure::usage(format!("--include-protected {name}: no rule has that name; the plan names them")).into()
         );
     }
-    let mig = AskMig(&config.nvml);
-    let chosen = || devices.select_all_with(&config.paths, &choosing.gpu, choosing.by, &mig);
     Ok(Policy {
-        slots: if choosing.gpu.is_empty() { None } else { Some(chosen()?) },
-        matching: match args.matching() {
-            Match::Attached => Matching::Attached,
-            Match::Any => Matching::Any,
-        },
+        slots: choose::slots(choosing, devices, config)?,
+        matching: args.matching().into(),
         by_handle: devices.by_handle(),
         contexts: BTreeMap::new(),
         pids: choosing.pid.iter().copied().collect(),
@@ -100,8 +97,13 @@ pub fn reap(
     let mut policy = policy(args, config, devices, &people)?;
     let chooser = Chooser::new(&args.choosing, &config.paths, eyes.lineage())?;
     let mut nvml = memory::Nvml::prepare(config, devices, &policy);
-    let helper = nvml.as_ref().and_then(memory::Nvml::pid);
-    let eyes = &Without { eyes, pids: helper.into_iter().collect() };
+    let helper = nvml.as_ref().and_then(memory::Nvml::helper);
+    let eyes = &Without { eyes, pids: helper.iter().map(|key| key.tgid).collect() };
+    let door = if args.fence && !args.dry_run {
+        Some(Door::close(config, devices, &policy, helper, (args.grace + args.timeout) * reaper::ROUNDS)?)
+    } else {
+        None
+    };
     if let Some(nvml) = &mut nvml {
         nvml.start();
         if policy.matching == Matching::Attached {
@@ -112,6 +114,9 @@ pub fn reap(
     let Chosen { keys, notes: filter_notes } = chooser.chosen(&view)?;
     policy.chosen = keys;
     let subjects = people.subjects(&view);
+    if let Some(door) = &door {
+        door.exempt(subjects.iter())?;
+    }
     let first = if args.now { Signal::Kill } else { Signal::Term };
     let mut record = Record::new(&config.paths.state, scene.clone(), boottime_ns);
     let mut reaper = Reaper {
@@ -124,7 +129,7 @@ pub fn reap(
         policy: &policy,
         filter: &|view| chooser.chosen(view).map_or_else(|_| policy.chosen.clone(), |chosen| chosen.keys),
         scope: args.scope,
-        fenced: false,
+        fenced: door.is_some(),
         memory: match &mut nvml {
             Some(nvml) => Some(nvml),
             None => None,
@@ -149,6 +154,7 @@ pub fn reap(
     }
     let rungs = Rungs { now: args.now, grace: args.grace, timeout: args.timeout };
     let (mut report, exit) = reaper.carry_out(planned, rungs, &Coroner::new(&config.paths.proc))?;
+    report.fence = door.as_ref().map(|door| door.report(devices)).transpose()?;
     report.notes.extend(note.into_iter().chain(filter_notes).chain(record.complaint().map(str::to_owned)));
     print(args, &report, || text::report(&report))?;
     Ok(exit)

@@ -23,7 +23,7 @@ use crate::{
 
 /// Rounds in which newcomers that belong to the targets are reaped too. More mean a job that forks faster than it can be
 /// killed; only a cgroup ends that.
-const ROUNDS: u32 = 8;
+pub const ROUNDS: u32 = 8;
 
 /// Longer ancestries are a mistake or an attack.
 const MAX_DEPTH: usize = 64;

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::{Deserialize, Serialize};
 
 use super::{
+    door::DoorReport,
     ladder::{End, Fate},
     memory::{MemoryFacts, MemoryReport},
     plan::{Class, Plan, Policy, Row, Skip, Via, same_process},
@@ -113,6 +114,8 @@ pub struct Report {
     pub respawned: Vec<Respawned>,
     pub skipped: Vec<Skipped>,
     pub unmatched: Vec<Unmatched>,
+    /// Null without `--fence`.
+    pub fence: Option<DoorReport>,
     pub elapsed_ms: f64,
     pub notes: Vec<String>,
 }
@@ -470,6 +473,7 @@ impl Parts<'_> {
             respawned: Vec::new(),
             skipped: self.skipped(),
             unmatched: self.unmatched.to_vec(),
+            fence: None,
             elapsed_ms: millis(self.scene.begun_ns, ended_ns),
             notes: Vec::new(),
         }

@@ -1,6 +1,9 @@
 //! A reap for people: one line for each process, then the proof.
 
+use std::collections::BTreeSet;
+
 use super::{
+    door::DoorReport,
     plan::Skip,
     report::{Ending, Entry, ExitStatus, Identity, Outcome, Process, Report, Skipped, Unmatch, Unmatched},
 };
@@ -236,6 +239,16 @@ pub fn report(report: &Report) -> String {
         push(
             &mut text,
             &format!("appeared  {}  {}  {}{by}", who(&entry.identity), nodes(&entry.nodes), command(&entry.identity)),
+        );
+    }
+    if let Some(DoorReport { denied, tried }) = &report.fence
+        && *denied > 0
+    {
+        let names: BTreeSet<String> = tried.iter().map(|one| escape(&one.comm).into_owned()).collect();
+        let names: Vec<String> = names.into_iter().take(3).collect();
+        push(
+            &mut text,
+            &format!("fenced    {denied} {} refused ({})", plural(*denied as usize, "open", "opens"), names.join(", ")),
         );
     }
     // Where nothing else was to be done, they are the last line.
