@@ -84,6 +84,15 @@ fn a_daemon_that_is_not_root() {
 }
 
 #[test]
+fn an_ordinary_user_closes_no_device_for_others() {
+    let bench = bench();
+    let Some(world) = open_to_all("fence not root", &bench) else { return };
+    for arguments in [["fence", "--gpu", DEV].as_slice(), &["fence", "--list"], &["unfence"]] {
+        refused(finish(world.clone().enter(bench.command(arguments))), NOT_PERMITTED, "root");
+    }
+}
+
+#[test]
 fn holders_for_an_ordinary_user_shows_what_it_may() {
     let bench = bench();
     let Some(world) = open_to_all("holders not root", &bench) else { return };
