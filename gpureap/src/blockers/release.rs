@@ -51,9 +51,8 @@ pub fn job(holder: &HolderReport, gpus: &[String], every: bool, standing: Standi
     } else if gpus.is_empty() {
         format!("gpureap reap --pid {pid}")
     } else {
-        let chosen: String = gpus.iter().map(|gpu| format!(" --gpu {gpu}")).collect();
         // One that only has handles is in the way too.
-        format!("gpureap reap{chosen} --match any")
+        format!("gpureap reap --gpu {} --match any", gpus.join(" --gpu "))
     };
     Release { commands: vec![command], note: None }
 }

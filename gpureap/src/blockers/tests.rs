@@ -136,6 +136,7 @@ struct Stage {
     seen: HoldersReport,
     modules: Vec<Module>,
     nvml: Option<Snapshot>,
+    sees_all: bool,
 }
 
 impl Stage {
@@ -148,12 +149,21 @@ impl Stage {
             seen: seen(holders),
             modules: Vec::new(),
             nvml: None,
+            sees_all: false,
         }
     }
 
     fn decide(&self) -> Decision {
-        let Self { operation, chosen, devices, seen, modules, nvml } = self;
-        let scene = Scene { operation: *operation, chosen, devices, holders: seen, modules, nvml: nvml.as_ref() };
+        let Self { operation, chosen, devices, seen, modules, nvml, sees_all } = self;
+        let scene = Scene {
+            operation: *operation,
+            chosen,
+            devices,
+            holders: seen,
+            modules,
+            nvml: nvml.as_ref(),
+            sees_all: *sees_all,
+        };
         decide(&scene)
     }
 
@@ -307,7 +317,7 @@ fn each_is_released_in_its_own_way() {
         (
             "a user's own unit",
             at("/user.slice/user-1000.slice/user@1000.service/app.slice/a.service", &|holder| {
-                unit(holder, "a.service")
+                unit(holder, "a.service");
             }),
             Reset,
             Standing::Job,
@@ -550,16 +560,16 @@ fn nvml(persistence: bool, mig: Option<usize>) -> Snapshot {
 fn settings_that_nvml_tells() {
     use Operation::{Mig, Reset, Unload};
     let pm = |gpu| format!("nvidia-smi -i GPU-{gpu} -pm 0");
-    let divided = [format!("nvidia-smi mig -i GPU-0 -dci"), format!("nvidia-smi mig -i GPU-0 -dgi")];
-    let cases: [(Operation, bool, Option<usize>, Vec<String>, &str); 8] = [
+    let divided = strings(&["nvidia-smi mig -i GPU-0 -dci", "nvidia-smi mig -i GPU-0 -dgi"]);
+    let cases = [
         (Reset, true, Some(0), vec![pm(0)], "nvidia-smi --gpu-reset -i GPU-0"),
-        (Reset, false, Some(0), vec![], "nvidia-smi --gpu-reset -i GPU-0"),
+        (Reset, false, Some(0), Vec::new(), "nvidia-smi --gpu-reset -i GPU-0"),
         (Unload, true, Some(0), vec![pm(0), pm(1)], "modprobe -r nvidia"),
-        (Mig, true, Some(0), vec![], "nvidia-smi -i GPU-0 -mig 1"),
-        (Mig, false, Some(2), divided.to_vec(), "nvidia-smi -i GPU-0 -mig 0"),
-        (Reset, false, Some(1), divided.to_vec(), "nvidia-smi --gpu-reset -i GPU-0"),
-        (Unload, false, Some(2), vec![], "modprobe -r nvidia"),
-        (Mig, false, None, vec![], "nvidia-smi -i GPU-0 -mig 0|1"),
+        (Mig, true, Some(0), Vec::new(), "nvidia-smi -i GPU-0 -mig 1"),
+        (Mig, false, Some(2), divided.clone(), "nvidia-smi -i GPU-0 -mig 0"),
+        (Reset, false, Some(1), divided, "nvidia-smi --gpu-reset -i GPU-0"),
+        (Unload, false, Some(2), Vec::new(), "modprobe -r nvidia"),
+        (Mig, false, None, Vec::new(), "nvidia-smi -i GPU-0 -mig 0|1"),
     ];
     for (operation, persistence, mig, commands, then) in cases {
         let stage = Stage { nvml: Some(nvml(persistence, mig)), ..Stage::new(operation, Vec::new()) };
@@ -659,6 +669,10 @@ fn who_may_not_see_everybody_is_told_so() {
     assert_eq!(stage.decide().exit, Exit::NotPermitted);
     check(&serde_json::to_value(stage.report()).unwrap());
     assert!(text(&stage.report()).contains("note: not every process could be seen"), "{}", text(&stage.report()));
+    // Root is shown everybody, with or without the kernel's iterators.
+    stage.sees_all = true;
+    assert_eq!(stage.decide().exit, Exit::KernelReference);
+    stage.sees_all = false;
     // What is seen is in the way whatever else may be.
     stage.seen.holders = vec![holder(7, &["/dev/nvidia0"])];
     assert_eq!(stage.decide().exit, Exit::Held);

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{Gpu, Memory, Snapshot};
+use crate::model::{Device, DeviceKind, ProcKey, View};
 
 const MIB: u64 = 1 << 20;
 
@@ -32,6 +33,24 @@ pub struct Case {
     /// Processes that live, of all that the answers name.
     pub alive: BTreeSet<u32>,
     pub inherited: Vec<Inheritance>,
+}
+
+/// Who holds GPU files that a dead process had opened.
+pub fn inherited(view: &View, devices: &[Device], is_alive: &dyn Fn(ProcKey) -> bool) -> Vec<Inheritance> {
+    let minors = |slots: &mut dyn Iterator<Item = u32>| -> BTreeSet<u32> {
+        let real = |slot| devices.iter().find(|device| device.slot == slot && device.kind == DeviceKind::Gpu);
+        slots.filter_map(|slot| real(slot)?.minor).collect()
+    };
+    let dead = |key: &ProcKey| !is_alive(*key);
+    view.holders
+        .iter()
+        .filter_map(|holder| {
+            let from = holder.inherited_from.filter(dead)?;
+            let minors = minors(&mut holder.usage.keys().copied());
+            Some(Inheritance { dead: from.tgid, living: holder.key.tgid, minors })
+        })
+        .filter(|entry| !entry.minors.is_empty())
+        .collect()
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -165,13 +184,15 @@ fn users(case: &Case, gpu: &Gpu, minor: u32, charges: &BTreeMap<u32, Option<u64>
         let inherited = case.inherited.iter().filter(|entry| entry.dead == dead && entry.minors.contains(&minor));
         inherited.map(|entry| entry.living).collect()
     };
-    let user = |pid: u32, used: Option<u64>| {
-        let alive = case.alive.contains(&pid);
+    let user = |pid: u32, used: Option<u64>, alive: bool| {
         let inherited_by = if alive { BTreeSet::new() } else { heirs(pid) };
         MemoryUser { pid, mib: used.map(|used| used / MIB), alive, inherited_by }
     };
-    let mut by: Vec<MemoryUser> =
-        charges.iter().filter(|(pid, _)| !case.remaining.contains(pid)).map(|(pid, used)| user(*pid, *used)).collect();
+    let mut by: Vec<MemoryUser> = charges
+        .iter()
+        .filter(|(pid, _)| !case.remaining.contains(pid))
+        .map(|(pid, used)| user(*pid, *used, case.alive.contains(pid)))
+        .collect();
     let listed: u64 =
         charges.iter().filter(|(pid, _)| !case.remaining.contains(pid)).filter_map(|(_, used)| *used).sum();
     let unlisted = rest.saturating_sub(listed);
@@ -189,7 +210,8 @@ fn users(case: &Case, gpu: &Gpu, minor: u32, charges: &BTreeMap<u32, Option<u64>
     let alone = dead.len() == 1;
     for pid in dead {
         let used = if alone { Some(unlisted) } else { old.get(&pid).copied().flatten() };
-        by.push(user(pid, used));
+        // Known to be dead by more than its number, which somebody else may have by now.
+        by.push(user(pid, used, false));
     }
     by
 }
@@ -385,6 +407,62 @@ mod tests {
         // Another GPU by now: its numbers say nothing.
         case.before.as_mut().unwrap().gpus[0].uuid = Some("GPU-2".to_owned());
         assert_eq!(judge(&case, &after, 0), used(1990, &[(6, None, false, &[9]), (7, None, false, &[10])]));
+    }
+
+    #[test]
+    fn heirs_are_those_whose_parent_is_dead() {
+        use crate::model::{Holder, Source, Usage};
+        let key = |pid| ProcKey::new(pid, 1);
+        let holder = |pid, from: Option<u32>, slots: &[u32]| Holder {
+            key: key(pid),
+            usage: slots.iter().map(|slot| (*slot, Usage { fds: 1, ..Usage::default() })).collect(),
+            how: BTreeSet::new(),
+            private_tids: BTreeSet::new(),
+            inherited_from: from.map(key),
+            from_snapshot: false,
+        };
+        let device = |slot, kind, minor| Device {
+            slot,
+            node: "/dev/x".into(),
+            major: 195,
+            minor,
+            kind,
+            gpu: None,
+            index: None,
+            uuid: None,
+            bdf: None,
+            model: None,
+        };
+        let devices = [
+            device(0, DeviceKind::Gpu, Some(3)),
+            device(1, DeviceKind::Ctl, Some(255)),
+            device(2, DeviceKind::Standin, Some(20)),
+        ];
+        let view = View {
+            source: Source::Map,
+            backend: None,
+            complete: true,
+            cannot_see: BTreeSet::new(),
+            lost_events: 0,
+            swept_ns: None,
+            open_files: BTreeMap::new(),
+            holders: vec![
+                holder(9, Some(7), &[0, 1]),
+                holder(10, Some(8), &[0]),
+                holder(11, Some(7), &[1, 2]),
+                holder(12, None, &[0]),
+            ],
+            orphans: Vec::new(),
+            notes: Vec::new(),
+        };
+        let found = inherited(&view, &devices, &|key| key.tgid == 8);
+        assert_eq!(found, [Inheritance { dead: 7, living: 9, minors: [3].into() }]);
+    }
+
+    #[test]
+    fn a_dead_pid_that_another_has_by_now_is_still_dead() {
+        let case = case(&[], &[7, 9], &[inheritance(7, 9)]);
+        assert_eq!(judge(&case, &of(h200(CONTEXT, &[])), 0), used(683, &[(7, Some(683), false, &[9])]));
     }
 
     #[test]
