@@ -43,8 +43,7 @@ impl Bench {
     fn new(world: &World, without: &[&str]) -> Self {
         let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
         let bench = Self { dir: tempfile::tempdir().unwrap(), _turn: turn };
-        let deps = env::current_exe().unwrap().parent().unwrap().to_owned();
-        let mut library = fs::read(deps.join("libfake_nvml.so")).unwrap();
+        let mut library = fs::read(fake_nvml()).unwrap();
         for name in without {
             rename(&mut library, name);
         }
@@ -73,6 +72,12 @@ impl Bench {
     fn ask(&self) -> Snapshot {
         self.child().ask(PATIENCE).unwrap()
     }
+}
+
+/// Beside the tests, but not in a static build, which makes no shared libraries.
+fn fake_nvml() -> PathBuf {
+    let beside = || env::current_exe().unwrap().with_file_name("libfake_nvml.so");
+    env::var_os("GPUREAP_FAKE_NVML_LIBRARY").map_or_else(beside, PathBuf::from)
 }
 
 fn spawn(library: &Path) -> NvmlChild {

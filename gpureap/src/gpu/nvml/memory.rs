@@ -128,7 +128,7 @@ pub fn judge(case: &Case, after: &Snapshot, minor: u32) -> MemoryState {
     let legitimate = |pid: u32| case.remaining.contains(&pid);
     let theirs: u64 = charges.iter().filter(|(pid, _)| legitimate(**pid)).filter_map(|(_, used)| *used).sum();
     let rest = memory.used.saturating_sub(theirs);
-    if rest <= SLACK {
+    if rest <= slack(gpu) {
         return MemoryState::Free;
     }
     let by = users(case, gpu, minor, &charges, rest);
@@ -143,7 +143,7 @@ pub fn judge(case: &Case, after: &Snapshot, minor: u32) -> MemoryState {
         if gpu.processes.is_none() && !case.remaining.is_empty() {
             return MemoryState::Unknown(format!("{} MiB are used, and NVML does not tell by whom", rest / MIB));
         }
-        if rest <= reserve(memory) {
+        if rest <= reserve(gpu, memory) {
             return MemoryState::Unknown(format!(
                 "{} MiB are used, and this version of NVML counts the driver's own reserve in",
                 rest / MIB
@@ -154,11 +154,17 @@ pub fn judge(case: &Case, after: &Snapshot, minor: u32) -> MemoryState {
 }
 
 /// What may be the driver's own although it counts as used.
-const fn reserve(memory: Memory) -> u64 {
+fn reserve(gpu: &Gpu, memory: Memory) -> u64 {
     match memory.reserved {
-        Some(_) => SLACK,
+        Some(_) => slack(gpu),
         None => memory.total / RESERVE_PART,
     }
+}
+
+/// Each instance of a divided GPU has a little of its own.
+fn slack(gpu: &Gpu) -> u64 {
+    let instances = gpu.mig.as_ref().map_or(0, |mig| mig.devices.len() as u64);
+    SLACK * (1 + instances)
 }
 
 /// Bytes by process; one that is listed with several kinds of context has the same bytes in each row.
@@ -196,7 +202,7 @@ fn users(case: &Case, gpu: &Gpu, minor: u32, charges: &BTreeMap<u32, Option<u64>
     let listed: u64 =
         charges.iter().filter(|(pid, _)| !case.remaining.contains(pid)).filter_map(|(_, used)| *used).sum();
     let unlisted = rest.saturating_sub(listed);
-    if unlisted <= SLACK {
+    if unlisted <= slack(gpu) {
         return by;
     }
     let dead: BTreeSet<u32> = case
@@ -225,7 +231,7 @@ fn charges_of_before(now: &Gpu) -> impl Fn(&Gpu) -> BTreeMap<u32, Option<u64>> {
 #[cfg(test)]
 mod tests {
     use super::{
-        super::{Context, GpuProcess},
+        super::{Context, GpuProcess, Mig, MigDevice},
         *,
     };
 
@@ -463,6 +469,15 @@ mod tests {
     fn a_dead_pid_that_another_has_by_now_is_still_dead() {
         let case = case(&[], &[7, 9], &[inheritance(7, 9)]);
         assert_eq!(judge(&case, &of(h200(CONTEXT, &[])), 0), used(683, &[(7, Some(683), false, &[9])]));
+    }
+
+    #[test]
+    fn idle_instances_of_a_divided_gpu_are_free() {
+        let part = |number| MigDevice { uuid: format!("MIG-{number}"), gi: Some(number), ci: Some(0), memory: None };
+        let mig = Mig { enabled: true, pending: true, devices: (1..=7).map(part).collect() };
+        let divided = |used| of(Gpu { mig: Some(mig.clone()), ..h200(used, &[]) });
+        assert_eq!(judge(&Case::default(), &divided(300), 0), MemoryState::Free);
+        assert_eq!(judge(&Case::default(), &divided(683), 0), used(683, &[]));
     }
 
     #[test]
