@@ -437,6 +437,26 @@ fn each_is_released_in_its_own_way() {
     }
 }
 
+/// Whoever may make cgroups may name them, and root pastes what is printed.
+#[test]
+fn commands_are_safe_to_paste() {
+    let job = |change: &dyn Fn(&mut HolderReport)| {
+        let mut holder = holder(7, &["/dev/nvidia0"]);
+        change(&mut holder);
+        Stage::new(Operation::Reset, vec![holder]).commands().remove(0)
+    };
+    assert_eq!(job(&|holder| holder.slurm_job = Some("1;reboot".to_owned())), "scancel '1;reboot'");
+    let container = |holder: &mut HolderReport, name: &str| {
+        holder.container = Some(name.to_owned());
+        holder.cgroup = Some(format!("/lxc.payload.{name}"));
+    };
+    assert_eq!(job(&|holder| container(holder, "a$(b)'c")), r"lxc-stop -n 'a$(b)'\''c'");
+    assert_eq!(job(&|holder| container(holder, "-k")), "lxc-stop -n '-k'");
+    // As long as an id, and none: not cut within a character.
+    let long = "é".repeat(32);
+    assert_eq!(job(&|holder| container(holder, &long)), format!("lxc-stop -n '{long}'"));
+}
+
 fn strings(list: &[&str]) -> Vec<String> {
     list.iter().map(|text| (*text).to_owned()).collect()
 }
