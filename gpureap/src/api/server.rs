@@ -217,7 +217,7 @@ impl Server {
         match request.get {
             get @ (Get::View | Get::Sweep) => {
                 let looked = if get == Get::View { desk.eyes.view() } else { desk.eyes.sweep() };
-                return self.hand_out(asks, &looked, hiding);
+                self.hand_out(asks, &looked, hiding);
             }
             Get::LookAt => {
                 let holder = desk.eyes.look_at(request.pid.unwrap_or(0));

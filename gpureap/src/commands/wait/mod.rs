@@ -37,8 +37,7 @@ pub fn run(args: &WaitArgs, config: &Config) -> anyhow::Result<Exit> {
     let host = Host::read(&config.paths.proc);
     let people = ProcPeople::new(&config.paths.proc);
     let policy = policy(args, config, &devices, &people)?;
-    let nodes = devices.list().iter().filter(|device| policy.wants(device.slot)).map(|device| &device.node);
-    let mut watch = Watch::new(nodes, &config.paths.run);
+    let mut watch = Watch::new(&config.paths.run);
     let mut vigil = Vigil {
         eyes: eyes.as_ref(),
         watch: &mut watch,
