@@ -197,9 +197,9 @@ fn whoever_started_the_wait_is_waited_for_and_told() {
     let Some(bench) = bench("ancestor") else { return };
     let _daemon = bench.daemon();
     let _own = File::open(DEV).expect(DEV);
-    let output = bench.run(&["wait", "--timeout", "50ms"]).expect_code(3);
+    let output = bench.run(&["wait", "--timeout", "500ms"]).expect_code(3);
     assert!(output.stderr.contains("has started this wait"), "{output:#?}");
-    assert!(bench.run(&["-q", "wait", "--timeout", "50ms"]).expect_code(3).stderr.is_empty());
+    assert!(bench.run(&["-q", "wait", "--timeout", "500ms"]).expect_code(3).stderr.is_empty());
 }
 
 #[test]

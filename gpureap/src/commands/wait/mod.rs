@@ -37,10 +37,10 @@ pub fn run(args: &WaitArgs, config: &Config) -> anyhow::Result<Exit> {
     let host = Host::read(&config.paths.proc);
     let people = ProcPeople::new(&config.paths.proc);
     let policy = policy(args, config, &devices, &people)?;
-    let mut watch = Watch::new(&config.paths.run);
     let mut vigil = Vigil {
         eyes: eyes.as_ref(),
-        watch: &mut watch,
+        watch: Watch::of_exits(),
+        run: &config.paths.run,
         people: &people,
         policy: &policy,
         ignore_monitors: args.ignore_monitors,

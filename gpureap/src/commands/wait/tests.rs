@@ -79,10 +79,12 @@ fn standing(view: &View, policy: &Policy, ignore_monitors: bool) -> Standing {
     Standing::of(view, &plan, policy, ignore_monitors)
 }
 
+/// What it is about, who holds, which handles count, whether monitors are left out, and the expected pids.
+type Case = (&'static str, Vec<Holder>, Matching, bool, &'static [u32]);
+
 #[test]
 fn who_is_waited_for() {
     let both = Matching::Any;
-    type Case = (&'static str, Vec<Holder>, Matching, bool, &'static [u32]);
     let cases: [Case; 9] = [
         ("nobody", vec![], both, false, &[]),
         ("a job", vec![holder(10, 0, 0)], both, false, &[10]),

@@ -28,9 +28,9 @@ const MS: u64 = 1_000_000;
 const PAUSE_MIN: u64 = MS;
 const PAUSE_MAX: u64 = 50 * MS;
 const PAUSE_MAX_DEAF: u64 = 10 * MS;
-/// A pause is at least so many times what the look before took: a wait costs less than a hundredth of a processor while
+/// A pause is at least so many times what the look before took: a wait costs about a hundredth of a processor while
 /// nothing happens, and a tenth while events come all the time.
-const PAUSE_PER_LOOK: u64 = 200;
+const PAUSE_PER_LOOK: u64 = 100;
 const PAUSE_PER_EVENT: u64 = 10;
 /// Between two views that see changes of another kind: a mapping given up, new holders.
 const VIEW_PERIOD: u64 = 1_000 * MS;
@@ -57,7 +57,9 @@ pub(super) struct Over {
 
 pub(super) struct Vigil<'a> {
     pub(super) eyes: &'a dyn Eyes,
-    pub(super) watch: &'a mut Watch,
+    /// Of more than exits as soon as there is something to wait for.
+    pub(super) watch: Watch,
+    pub(super) run: &'a Path,
     pub(super) people: &'a ProcPeople,
     pub(super) policy: &'a Policy,
     pub(super) ignore_monitors: bool,
@@ -80,8 +82,11 @@ impl Vigil<'_> {
             let mut cost = 0;
             if known.is_empty() {
                 let (view, standing, took) = self.look(true)?;
-                if standing.is_free() {
+                if standing.is_free() || boottime_ns() >= give_up {
                     return Ok(self.over(view, standing, known, ended, coroner));
+                }
+                if next_view == 0 {
+                    self.begin(&view);
                 }
                 let tells = matches!(view.backend, Some(Backend::Kprobe | Backend::Fentry)) && self.watch.hears();
                 longest = if tells { PAUSE_MAX } else { PAUSE_MAX_DEAF };
@@ -117,6 +122,14 @@ impl Vigil<'_> {
             } else if woken.is_late() {
                 pause = (pause * 2).min(longest).max(took * PAUSE_PER_LOOK);
             }
+        }
+    }
+
+    /// There is something to wait for.
+    fn begin(&mut self, view: &View) {
+        self.watch = Watch::new(self.run);
+        if view.source == Source::Proc && !self.policy.privileged {
+            tracing::warn!("only processes that /proc shows to this user can be waited for: others may hold too");
         }
     }
 
