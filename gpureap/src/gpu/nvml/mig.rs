@@ -3,7 +3,7 @@
 use crate::{
     config::Nvml,
     gpu::{
-        nvml::NvmlChild,
+        nvml::{NvmlChild, NvmlTrouble},
         select::{MigInstance, MigSource},
     },
 };
@@ -14,8 +14,9 @@ pub struct AskMig<'a>(pub &'a Nvml);
 
 impl MigSource for AskMig<'_> {
     fn resolve(&self, uuid: &str) -> Result<Option<MigInstance>, String> {
-        let mut child = NvmlChild::spawn(self.0).map_err(|trouble| trouble.to_string())?;
-        let snapshot = child.ask(self.0.timeout).map_err(|trouble| trouble.to_string())?;
+        let because = |trouble: NvmlTrouble| format!("NVML, and {trouble}");
+        let mut child = NvmlChild::spawn(self.0).map_err(because)?;
+        let snapshot = child.ask(self.0.timeout).map_err(because)?;
         match snapshot.mig(uuid).as_slice() {
             [] => Ok(None),
             [place] => match (place.parent_minor, place.gi, place.ci) {
