@@ -43,8 +43,7 @@ impl Bench {
     fn new(world: &World, without: &[&str]) -> Self {
         let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
         let bench = Self { dir: tempfile::tempdir().unwrap(), _turn: turn };
-        let deps = env::current_exe().unwrap().parent().unwrap().to_owned();
-        let mut library = fs::read(deps.join("libfake_nvml.so")).unwrap();
+        let mut library = fs::read(fake_nvml()).unwrap();
         for name in without {
             rename(&mut library, name);
         }
@@ -73,6 +72,12 @@ impl Bench {
     fn ask(&self) -> Snapshot {
         self.child().ask(PATIENCE).unwrap()
     }
+}
+
+/// Beside the tests, but not in a static build, which makes no shared libraries.
+fn fake_nvml() -> PathBuf {
+    let beside = || env::current_exe().unwrap().with_file_name("libfake_nvml.so");
+    env::var_os("GPUREAP_FAKE_NVML_LIBRARY").map_or_else(beside, PathBuf::from)
 }
 
 fn spawn(library: &Path) -> NvmlChild {
@@ -493,4 +498,39 @@ fn v3_memory_is_watched_until_it_is_free_and_what_stays_has_a_name() {
     bench.write(&of(&[Gpu { used: 683, ..h200(0) }]));
     let state = proof(&mut child, &mut Case::default(), short).gpus.remove(&0).unwrap();
     assert_eq!(state.state, MemoryState::StillUsed { mib: 683, by: Vec::new() });
+}
+
+/// `blockers` on a recorded host: what NVML tells of its settings, and a library that hangs.
+#[test]
+fn blockers_ask_for_settings_and_do_not_wait_for_ever() {
+    let bench = Bench::new(&of(&[Gpu { persistence: true, ..h200(0) }]), &[]);
+    let host = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/h200");
+    let config = bench.dir.path().join("config.toml");
+    let library = bench.library();
+    fs::write(&config, format!("[nvml]\nlibrary = {library:?}\ntimeout = \"500ms\"\n")).unwrap();
+    let run = || {
+        let mut command = Command::new(GPUREAP);
+        for name in ["proc", "sys", "dev"] {
+            command.env(format!("GPUREAP_{}", name.to_uppercase()), host.join(name));
+        }
+        let output = command.args(["blockers", "--for", "reset", "--json", "--config"]).arg(&config).output().unwrap();
+        let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        assert_eq!(report["exit_code"], output.status.code().unwrap());
+        assert_eq!(report["devices"][0]["node"], "/dev/nvidia0");
+        report
+    };
+    let report = run();
+    assert_eq!(report["nvml"], serde_json::json!({"asked": true, "trouble": null}));
+    let [setting] = &report["blockers"].as_array().unwrap()[..] else { panic!("{report:#}") };
+    assert_eq!((setting["kind"].as_str(), setting["nodes"][0].as_str()), (Some("setting"), Some("/dev/nvidia0")));
+    assert!(report["steps"][0]["command"].as_str().unwrap().ends_with("-pm 0"), "{report:#}");
+
+    bench.write(&World { hang: vec!["nvmlDeviceGetPersistenceMode".to_owned()], ..of(&[h200(0)]) });
+    let begun = Instant::now();
+    let report = run();
+    assert!(begun.elapsed() < PATIENCE, "{:?}", begun.elapsed());
+    let trouble = "NVML did not answer within 500 ms";
+    assert_eq!((report["nvml"]["trouble"].as_str(), report["blockers"].as_array().unwrap().len()), (Some(trouble), 0));
+    let notes: Vec<&str> = report["notes"].as_array().unwrap().iter().filter_map(|note| note.as_str()).collect();
+    assert!(notes.iter().any(|note| note.ends_with(trouble)), "{notes:?}");
 }

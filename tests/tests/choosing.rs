@@ -92,6 +92,13 @@ fn users_names_and_environments() {
     ] {
         picks(&bench, None, &filter, &expected);
     }
+    // A pid that is named, and that another filter does not fit, is told apart from one that holds nothing.
+    let pid = alpha.pid().to_string();
+    let report = bench.run(&["reap", "--yes", "--json", "--pid", &pid, "--user", "root"]).expect_code(0).json();
+    assert_eq!(
+        (&report["outcome"], &entry(&report, "unmatched", alpha.pid())["reason"]),
+        (&"nothing-to-do".into(), &"left-out".into())
+    );
     // And the real thing.
     let (mut alpha, mut beta, mut odd) = (alpha, beta, odd);
     let report = bench.run(&["reap", "--yes", "--json", "--user", "root", "--env", "RANK=0"]).expect_code(0).json();
@@ -375,6 +382,40 @@ fn k6_k7_roots_program_is_protected_by_its_rule() {
     fs::set_permissions(parent, fs::Permissions::from_mode(0o777)).expect("chmod");
     bench.run(&["reap", "--yes", "--now"]).expect_code(0);
     assert!(!daemon.lives());
+}
+
+/// In a container the path of a program counts together with the image, which the runtime's files tell.
+#[test]
+fn k7_a_containers_program_is_protected_by_its_image() {
+    let Some(bench) = bench("K7 image", &[Device::full()]) else { return };
+    let Some(mut groups) = Groups::new() else { return skip("K7 image", "no cgroup2 is mounted") };
+    let host = bench.path("host");
+    let exporter = Copy::guarded("dcgm-exporter");
+    rules(
+        &bench,
+        &format!("{}image = \"example.com/exporter[:@]*\"\n", rule("our-exporter", "system", &exporter.path)),
+    );
+    let mut inside = |program: PathBuf, id: &str, image: &str| {
+        let id = id.repeat(16);
+        let record = host.join("var/lib/docker/containers").join(&id);
+        fs::create_dir_all(&record).expect("the container's directory");
+        let text = format!(r#"{{"Name":"/c","Config":{{"Image":"{image}"}}}}"#);
+        fs::write(record.join("config.v2.json"), text).expect("the container's record");
+        let holder = Holder::with(&Wanted { program, ..Wanted::default() });
+        groups.put(holder.pid(), &format!("docker/{id}"));
+        holder
+    };
+    let own = program("GPUREAP_ACTOR", "gpureap-actor");
+    let mut genuine = inside(exporter.path.clone(), "abcd", "example.com/exporter:1");
+    let mut other_image = inside(exporter.path.clone(), "abce", "evil.io/example.com/exporter:1");
+    let mut other_program = inside(own, "abcf", "example.com/exporter:1");
+    // Outside of containers the rule says nothing.
+    let mut outside = Holder::with(&Wanted { program: exporter.path.clone(), ..Wanted::default() });
+    let report = run(&bench, Some(&host), &["reap", "--yes", "--json", "--now"]).expect_code(5).json();
+    assert_eq!(pids(&report, "skipped"), [genuine.pid()].into(), "{report:#}");
+    assert_eq!(entry(&report, "skipped", genuine.pid())["class_rule"], "our-exporter");
+    assert!(genuine.lives() && !other_image.lives() && !other_program.lives() && !outside.lives());
+    drop((genuine, other_image, other_program, outside));
 }
 
 #[test]

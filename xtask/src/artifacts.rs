@@ -104,6 +104,27 @@ impl Artifacts {
     }
 }
 
+/// The library that plays NVML. A static build makes no shared libraries, so it is one of its own.
+pub(crate) fn fake_nvml() -> Result<PathBuf> {
+    let mut command = process::cargo();
+    command.args(["build", "--locked", "--package", "fake-nvml", "--message-format=json-render-diagnostics"]);
+    let messages = process::output(command.env("RUSTFLAGS", ""))?;
+    shared_library(&messages).context("cargo built no library that plays NVML")
+}
+
+fn shared_library(messages: &str) -> Option<PathBuf> {
+    #[derive(serde::Deserialize)]
+    struct Message {
+        #[serde(default)]
+        filenames: Vec<PathBuf>,
+    }
+    messages
+        .lines()
+        .filter_map(|line| serde_json::from_str(line).ok())
+        .flat_map(|Message { filenames }| filenames)
+        .find(|path| path.file_name().is_some_and(|name| name == "libfake_nvml.so"))
+}
+
 /// Runs the documentation's examples with the same build.
 pub(crate) fn doc_tests() -> Command {
     let mut command = process::cargo();
@@ -136,6 +157,19 @@ pub(crate) fn fixtures() -> Option<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_library_that_plays_nvml() {
+        let messages = concat!(
+            r#"{"reason":"compiler-artifact","filenames":["/t/deps/libserde_derive.so"]}"#,
+            "\n",
+            r#"{"reason":"compiler-artifact","filenames":["/t/libfake_nvml.rlib","/t/libfake_nvml.so"]}"#,
+            "\n",
+            r#"{"reason":"build-finished","success":true}"#,
+        );
+        assert_eq!(shared_library(messages).as_deref(), Some(Path::new("/t/libfake_nvml.so")));
+        assert_eq!(shared_library(""), None);
+    }
 
     #[test]
     fn executables_from_cargos_messages() {

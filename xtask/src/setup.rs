@@ -44,6 +44,7 @@ const NEEDS: &[Need] = &[
     Need { what: "a static busybox", present: || exists("/bin/busybox"), packages: &["busybox-static"] },
     Need { what: "fuser", present: || program("fuser"), packages: &["psmisc"] },
     Need { what: "lsof", present: || program("lsof"), packages: &["lsof"] },
+    Need { what: "dbus-daemon", present: || program("dbus-daemon"), packages: &["dbus-daemon"] },
     Need { what: "cpio", present: || program("cpio"), packages: &["cpio"] },
     Need {
         what: "Debian's archive keys",

@@ -96,10 +96,15 @@ impl Stages {
 
 fn unit(artifacts: &Artifacts) -> Result<Counts> {
     let mut sum = libtest::run(process::cargo().args(["test", "--quiet", "--locked", "--package", "xtask"]))?;
+    let fake_nvml = artifacts::fake_nvml()?;
     for Executable { name: _, package: _, path, directory } in artifacts.unit_tests() {
         println!("{}", path.display());
         sum += libtest::run(
-            Command::new(path).arg("--quiet").current_dir(directory).env("CARGO_MANIFEST_DIR", directory),
+            Command::new(path)
+                .arg("--quiet")
+                .current_dir(directory)
+                .env("CARGO_MANIFEST_DIR", directory)
+                .env("GPUREAP_FAKE_NVML_LIBRARY", &fake_nvml),
         )?;
     }
     sum += libtest::run(&mut artifacts::doc_tests())?;

@@ -24,6 +24,8 @@ use crate::{
 
 /// For the first answer: a daemon that is stopped or stuck must not hold up a command that has another way.
 const FIRST_TIME: Duration = Duration::from_secs(2);
+/// For the stream of events, without which one looks a little more often.
+const EVENTS_TIME: Duration = Duration::from_millis(250);
 /// For every other: the daemon may have a long walk to make, and tell a user that asks much to come again.
 const TIME: Duration = Duration::from_secs(15);
 
@@ -197,7 +199,7 @@ impl Client {
 
 /// A stream on which the daemon writes whenever something happened to a device; non-blocking.
 pub fn events(path: &Path) -> Result<UnixStream, Unanswered> {
-    let until = Instant::now() + FIRST_TIME;
+    let until = Instant::now() + EVENTS_TIME;
     let text = || path.display().to_string();
     let mut stream = connect(path, until)?;
     let bytes = exchange(&mut stream, &Request::new(Get::Events), until)

@@ -29,9 +29,11 @@ use super::{
 };
 use crate::model::{Ancestor, Eyes, ProcKey, View};
 
-const MAX_CLIENTS: usize = 64;
+const MAX_CLIENTS: usize = 256;
 /// For each user but root.
-const MAX_CLIENTS_OF_ONE: usize = 16;
+const MAX_CLIENTS_OF_ONE: usize = 64;
+/// Clients that read `events`, at most one part in so many of the above: they stay, and must leave room for those who ask.
+const STREAMS_SHARE: usize = 2;
 /// For a whole request, the silence before it included.
 const READ_TIME: Duration = Duration::from_secs(10);
 /// For a whole answer.
@@ -67,8 +69,25 @@ impl Drop for Line {
 /// Who is there, and what waits to be read.
 #[derive(Debug, Default)]
 struct Room {
-    clients: Mutex<HashMap<u32, usize>>,
+    clients: Seats,
+    streams: Seats,
     unread: AtomicUsize,
+}
+
+/// Places by user.
+#[derive(Clone, Debug, Default)]
+struct Seats(Arc<Mutex<HashMap<u32, usize>>>);
+
+impl Seats {
+    fn take(&self, uid: u32, share: usize) -> Option<Seat> {
+        let mut taken = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let (all, own) = (taken.values().sum::<usize>(), taken.entry(uid).or_default());
+        if all >= MAX_CLIENTS / share || uid != 0 && *own >= MAX_CLIENTS_OF_ONE / share {
+            return None;
+        }
+        *own += 1;
+        Some(Seat { uid, of: self.clone() })
+    }
 }
 
 impl Room {
@@ -76,32 +95,22 @@ impl Room {
         self.unread.fetch_add(bytes.len(), Ordering::Relaxed);
         Arc::new(Line { bytes, room: Arc::clone(self) })
     }
-
-    fn seat(self: &Arc<Self>, uid: u32) -> Option<Seat> {
-        let mut clients = self.clients.lock().unwrap_or_else(PoisonError::into_inner);
-        let (all, own) = (clients.values().sum::<usize>(), clients.entry(uid).or_default());
-        if all >= MAX_CLIENTS || uid != 0 && *own >= MAX_CLIENTS_OF_ONE {
-            return None;
-        }
-        *own += 1;
-        Some(Seat { uid, room: Arc::clone(self) })
-    }
 }
 
 /// A client's place; given back with the end of its task.
 #[derive(Debug)]
 struct Seat {
     uid: u32,
-    room: Arc<Room>,
+    of: Seats,
 }
 
 impl Drop for Seat {
     fn drop(&mut self) {
-        let mut clients = self.room.clients.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(own) = clients.get_mut(&self.uid) {
+        let mut taken = self.of.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(own) = taken.get_mut(&self.uid) {
             *own -= 1;
             if *own == 0 {
-                clients.remove(&self.uid);
+                taken.remove(&self.uid);
             }
         }
     }
@@ -217,7 +226,7 @@ impl Server {
         match request.get {
             get @ (Get::View | Get::Sweep) => {
                 let looked = if get == Get::View { desk.eyes.view() } else { desk.eyes.sweep() };
-                return self.hand_out(asks, &looked, hiding);
+                self.hand_out(asks, &looked, hiding);
             }
             Get::LookAt => {
                 let holder = desk.eyes.look_at(request.pid.unwrap_or(0));
@@ -321,7 +330,7 @@ async fn accept(listener: UnixListener, hall: Hall) {
         };
         let Ok(credentials) = stream.peer_cred() else { continue };
         let peer = Peer { uid: credentials.uid(), gid: credentials.gid() };
-        if let Some(seat) = hall.room.seat(peer.uid) {
+        if let Some(seat) = hall.room.clients.take(peer.uid, 1) {
             tokio::spawn(serve(stream, peer, seat, hall.clone()));
         } else {
             // A fresh socket's buffer takes it whole.
@@ -341,7 +350,13 @@ async fn serve(stream: UnixStream, peer: Peer, seat: Seat, hall: Hall) {
             wire::parse(&bytes)
         };
         let request = match request {
-            Ok(Request { get: Get::Events, .. }) => return events(read, write, seat, hall.bursts).await,
+            Ok(Request { get: Get::Events, .. }) => {
+                let Some(place) = hall.room.streams.take(peer.uid, STREAMS_SHARE) else {
+                    send(&mut write, &Refusal::busy("too many clients read events", 1_000).line()).await.ok();
+                    return;
+                };
+                return events(read, write, (seat, place), hall.bursts).await;
+            }
             Ok(request) => request,
             Err(refusal) => {
                 tracing::debug!(uid = peer.uid, "socket: {}", refusal.message);
@@ -377,7 +392,7 @@ async fn request(read: &mut BufReader<OwnedReadHalf>) -> Option<Vec<u8>> {
 async fn events(
     mut read: BufReader<OwnedReadHalf>,
     mut write: OwnedWriteHalf,
-    _seat: Seat,
+    _seats: (Seat, Seat),
     mut bursts: watch::Receiver<u64>,
 ) {
     loop {

@@ -202,14 +202,15 @@ fn ten_thousand_holders_and_their_lineage() {
 #[test]
 fn wrong_requests_get_a_sentence_and_do_no_harm() {
     let hall = Hall::open();
+    let (long, deep) = (vec![b'x'; MAX_REQUEST * 4], vec![b'['; MAX_REQUEST]);
     for (text, code) in [
         (&b"\n"[..], "bad_request"),
         (b"rubbish\n", "bad_request"),
         (b"\xff\xfe\0\n", "bad_request"),
         (b"{\"v\":9,\"get\":\"view\"}\n", "\"version\""),
         (b"{\"v\":1,\"get\":\"status\"}", "no status"),
-        (&[b'x'; MAX_REQUEST * 4], "at most"),
-        (&[b'['; MAX_REQUEST], "bad_request"),
+        (&long, "at most"),
+        (&deep, "bad_request"),
     ] {
         let answer = hall.say(text);
         assert!(answer.contains(code) && answer.ends_with('\n'), "{code}: {answer}");
@@ -227,7 +228,7 @@ fn requests_that_come_together_share_a_look() {
         stream.write_all(b"{\"v\":1,\"get\":\"view\"}\n").unwrap();
     }
     for stream in &mut streams {
-        let mut last = [0; 1 << 16];
+        let mut last = vec![0; 1 << 16];
         loop {
             let count = stream.read(&mut last).unwrap();
             assert!(count > 0);
@@ -285,7 +286,7 @@ fn a_daemon_that_comes_back_is_met_again() {
 #[test]
 fn events_are_passed_on() {
     let hall = Hall::open();
-    let mut watch = Watch::new(Vec::<&Path>::new(), hall.run());
+    let mut watch = Watch::new(hall.run());
     let late = |watch: &mut Watch| watch.wait(&[], crate::clock::boottime_ns() + 20_000_000).unwrap().is_late();
     assert!((0..100).any(|_| late(&mut watch)), "nothing happens");
     hall.burst.send(()).unwrap();
@@ -295,6 +296,7 @@ fn events_are_passed_on() {
     hall.close();
     // A daemon that has gone wakes once and then no more.
     assert!((0..100).any(|_| late(&mut watch)));
+    assert!(!watch.hears());
 }
 
 #[test]

@@ -62,6 +62,8 @@ pub struct Scene<'a> {
     pub modules: &'a [Module],
     /// NVML's answer, where there is one.
     pub nvml: Option<&'a Snapshot>,
+    /// Whether /proc shows this caller every process of the host.
+    pub sees_all: bool,
 }
 
 /// What follows from it.
@@ -108,9 +110,9 @@ pub fn decide(scene: &Scene<'_>) -> Decision {
     found.modules(scene);
     let Found { mut items } = found;
     items.sort_by_key(|item| item.rank);
-    let (outcome, exit) = verdict(&items, scene.holders);
+    let (outcome, exit) = verdict(&items, scene);
     if outcome == Outcome::Unknown {
-        notes.push("not every process could be seen: root sees all".to_owned());
+        notes.push("not every process could be seen: root sees all, in the host's pid namespace".to_owned());
     }
     if scene.operation == Operation::Mig {
         notes.extend(undividable(scene, &reach));
@@ -137,13 +139,14 @@ pub fn decide(scene: &Scene<'_>) -> Decision {
 }
 
 /// Of several kinds the first of jobs, protected and kernel counts.
-fn verdict(items: &[Item], seen: &HoldersReport) -> (Outcome, Exit) {
+fn verdict(items: &[Item], scene: &Scene<'_>) -> (Outcome, Exit) {
+    let unseen = scene.holders.source == Source::Proc && !scene.sees_all;
     let any = |standings: &[Standing]| items.iter().any(|item| standings.contains(&item.blocker.standing));
     if any(&[Standing::Job]) {
         (Outcome::Jobs, Exit::Held)
     } else if any(&[Standing::Monitor, Standing::System]) {
         (Outcome::Protected, Exit::Protected)
-    } else if seen.source == Source::Proc && !seen.complete {
+    } else if unseen {
         // What was not seen may be a job.
         (Outcome::Unknown, Exit::NotPermitted)
     } else if any(&[Standing::Kernel]) {
@@ -229,7 +232,7 @@ impl<'a> Reach<'a> {
         };
         if all.is_empty() {
             Held::Nothing
-        } else if all.iter().any(|node| of_a_gpu(&node)) {
+        } else if all.iter().any(of_a_gpu) {
             // The nodes that all GPUs share serve its own GPU.
             Held::Elsewhere
         } else {

@@ -18,6 +18,16 @@ impl Release {
     }
 }
 
+/// One word for a shell. Names of jobs, containers and units come from cgroup paths, in part of users' own making, and
+/// commands are made to be pasted by root.
+pub(super) fn quoted(word: &str) -> String {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"._:@%+,/=-".contains(&byte);
+    if !word.is_empty() && !word.starts_with('-') && word.bytes().all(plain) {
+        return word.to_owned();
+    }
+    format!("'{}'", word.replace('\'', "'\\''"))
+}
+
 /// A process that is no known service: end what started it, so that it does not come back. `gpus`: those of the targets
 /// that it holds, as `--gpu` takes them; `every`: all GPUs are meant.
 pub fn job(holder: &HolderReport, gpus: &[String], every: bool, standing: Standing, host: &str) -> Release {
@@ -29,7 +39,7 @@ pub fn job(holder: &HolderReport, gpus: &[String], every: bool, standing: Standi
         };
     }
     if let Some(job) = slurm_job {
-        return Release { commands: vec![format!("scancel {job}")], note: None };
+        return Release { commands: vec![format!("scancel {}", quoted(job))], note: None };
     }
     if let Some(container) = container {
         return stop_container(container, cgroup.as_deref().unwrap_or_default());
@@ -39,7 +49,7 @@ pub fn job(holder: &HolderReport, gpus: &[String], every: bool, standing: Standi
     let service = unit.as_deref().filter(|unit| of_the_system && unit.ends_with(".service"));
     if let Some(service) = service {
         return Release {
-            commands: vec![format!("systemctl stop {}", service.trim_end_matches(".service"))],
+            commands: vec![format!("systemctl stop {}", quoted(service.trim_end_matches(".service")))],
             note: Some("a signal alone might have it restarted".to_owned()),
         };
     }
@@ -51,9 +61,9 @@ pub fn job(holder: &HolderReport, gpus: &[String], every: bool, standing: Standi
     } else if gpus.is_empty() {
         format!("gpureap reap --pid {pid}")
     } else {
-        let chosen: String = gpus.iter().map(|gpu| format!(" --gpu {gpu}")).collect();
         // One that only has handles is in the way too.
-        format!("gpureap reap{chosen} --match any")
+        let gpus: Vec<String> = gpus.iter().map(|gpu| quoted(gpu)).collect();
+        format!("gpureap reap --gpu {} --match any", gpus.join(" --gpu "))
     };
     Release { commands: vec![command], note: None }
 }
@@ -61,7 +71,10 @@ pub fn job(holder: &HolderReport, gpus: &[String], every: bool, standing: Standi
 /// Keep others away from the node, then find the pod by its uid.
 pub(super) fn pod(holder: &HolderReport, host: &str) -> Vec<String> {
     let uid = holder.pod.as_deref().unwrap_or_default();
-    vec![format!("kubectl cordon {host}"), format!("crictl pods --label io.kubernetes.pod.uid={uid}")]
+    vec![
+        format!("kubectl cordon {}", quoted(host)),
+        format!("crictl pods --label {}", quoted(&format!("io.kubernetes.pod.uid={uid}"))),
+    ]
 }
 
 /// The persistence mode of one GPU; where the daemon keeps it, nvidia-smi tells the daemon.
@@ -71,7 +84,8 @@ pub(super) fn persistence(gpu: &str, mode: u8) -> String {
 
 fn stop_container(id: &str, cgroup: &str) -> Release {
     // Runtimes take the beginning of an id; a name is whole.
-    let short = if id.len() == 64 { &id[..12] } else { id };
+    let is_id = id.len() == 64 && id.bytes().all(|byte| byte.is_ascii_hexdigit());
+    let short = &quoted(if is_id { &id[..12] } else { id });
     let has = |word: &str| cgroup.contains(word);
     let command = if has("docker") {
         format!("docker stop {short}")
@@ -85,7 +99,7 @@ fn stop_container(id: &str, cgroup: &str) -> Release {
         // Proxmox numbers its containers.
         format!("pct shutdown {id}")
     } else if has("lxc") {
-        format!("lxc-stop -n {id}")
+        format!("lxc-stop -n {short}")
     } else {
         return Release::note("stop its container by the runtime that started it");
     };
@@ -107,5 +121,5 @@ pub(super) fn module(name: &str, console: bool, users: u64) -> (Vec<String>, Opt
     } else {
         None
     };
-    (vec![format!("modprobe -r {name}")], note.map(str::to_owned))
+    (vec![format!("modprobe -r {}", quoted(name))], note.map(str::to_owned))
 }

@@ -2,7 +2,11 @@
 
 use std::path::Path;
 
-use super::{Operation, release::Release, report::Standing};
+use super::{
+    Operation,
+    release::{Release, quoted},
+    report::Standing,
+};
 use crate::holders::report::HolderReport;
 
 /// A known service.
@@ -183,7 +187,7 @@ impl Service {
                 persistence(gpus, 0)
             }
             Way::Mps => vec!["echo quit | nvidia-cuda-mps-control".to_owned()],
-            Way::Unit(unit) => vec![format!("systemctl stop {unit}")],
+            Way::Unit(unit) => vec![format!("systemctl stop {}", quoted(&unit))],
             Way::Signal => vec![format!("kill {}", holder.pid)],
         };
         Release { commands, note: (!notes.is_empty()).then(|| notes.join("; ")) }
@@ -195,7 +199,7 @@ impl Service {
             Way::Pod => self.component.map(|component| label(host, component, true)).into_iter().collect(),
             Way::Persistence => persistence(gpus, 1),
             Way::Mps => vec!["nvidia-cuda-mps-control -d".to_owned()],
-            Way::Unit(unit) => vec![format!("systemctl start {unit}")],
+            Way::Unit(unit) => vec![format!("systemctl start {}", quoted(&unit))],
             Way::Signal => Vec::new(),
         }
     }
@@ -243,7 +247,7 @@ fn persistence(gpus: &[String], mode: u8) -> Vec<String> {
 
 /// NVIDIA's GPU operator deploys by such labels.
 fn label(host: &str, component: &str, on: bool) -> String {
-    format!("kubectl label node {host} --overwrite nvidia.com/gpu.deploy.{component}={on}")
+    format!("kubectl label node {} --overwrite nvidia.com/gpu.deploy.{component}={on}", quoted(host))
 }
 
 /// Modules for transfers between GPUs and other devices, with users of their own.

@@ -142,6 +142,7 @@ struct Stage {
     seen: HoldersReport,
     modules: Vec<Module>,
     nvml: Option<Snapshot>,
+    sees_all: bool,
 }
 
 impl Stage {
@@ -154,12 +155,21 @@ impl Stage {
             seen: seen(holders),
             modules: Vec::new(),
             nvml: None,
+            sees_all: false,
         }
     }
 
     fn decide(&self) -> Decision {
-        let Self { operation, chosen, devices, seen, modules, nvml } = self;
-        let scene = Scene { operation: *operation, chosen, devices, holders: seen, modules, nvml: nvml.as_ref() };
+        let Self { operation, chosen, devices, seen, modules, nvml, sees_all } = self;
+        let scene = Scene {
+            operation: *operation,
+            chosen,
+            devices,
+            holders: seen,
+            modules,
+            nvml: nvml.as_ref(),
+            sees_all: *sees_all,
+        };
         decide(&scene)
     }
 
@@ -313,7 +323,7 @@ fn each_is_released_in_its_own_way() {
         (
             "a user's own unit",
             at("/user.slice/user-1000.slice/user@1000.service/app.slice/a.service", &|holder| {
-                unit(holder, "a.service")
+                unit(holder, "a.service");
             }),
             Reset,
             Standing::Job,
@@ -431,6 +441,26 @@ fn each_is_released_in_its_own_way() {
         assert_eq!(decision.exit, exit, "{name}");
         check(&serde_json::to_value(stage.report()).unwrap());
     }
+}
+
+/// Whoever may make cgroups may name them, and root pastes what is printed.
+#[test]
+fn commands_are_safe_to_paste() {
+    let job = |change: &dyn Fn(&mut HolderReport)| {
+        let mut holder = holder(7, &["/dev/nvidia0"]);
+        change(&mut holder);
+        Stage::new(Operation::Reset, vec![holder]).commands().remove(0)
+    };
+    assert_eq!(job(&|holder| holder.slurm_job = Some("1;reboot".to_owned())), "scancel '1;reboot'");
+    let container = |holder: &mut HolderReport, name: &str| {
+        holder.container = Some(name.to_owned());
+        holder.cgroup = Some(format!("/lxc.payload.{name}"));
+    };
+    assert_eq!(job(&|holder| container(holder, "a$(b)'c")), r"lxc-stop -n 'a$(b)'\''c'");
+    assert_eq!(job(&|holder| container(holder, "-k")), "lxc-stop -n '-k'");
+    // As long as an id, and none: not cut within a character.
+    let long = "é".repeat(32);
+    assert_eq!(job(&|holder| container(holder, &long)), format!("lxc-stop -n '{long}'"));
 }
 
 fn strings(list: &[&str]) -> Vec<String> {
@@ -556,16 +586,16 @@ fn nvml(persistence: bool, mig: Option<usize>) -> Snapshot {
 fn settings_that_nvml_tells() {
     use Operation::{Mig, Reset, Unload};
     let pm = |gpu| format!("nvidia-smi -i GPU-{gpu} -pm 0");
-    let divided = [format!("nvidia-smi mig -i GPU-0 -dci"), format!("nvidia-smi mig -i GPU-0 -dgi")];
-    let cases: [(Operation, bool, Option<usize>, Vec<String>, &str); 8] = [
+    let divided = strings(&["nvidia-smi mig -i GPU-0 -dci", "nvidia-smi mig -i GPU-0 -dgi"]);
+    let cases = [
         (Reset, true, Some(0), vec![pm(0)], "nvidia-smi --gpu-reset -i GPU-0"),
-        (Reset, false, Some(0), vec![], "nvidia-smi --gpu-reset -i GPU-0"),
+        (Reset, false, Some(0), Vec::new(), "nvidia-smi --gpu-reset -i GPU-0"),
         (Unload, true, Some(0), vec![pm(0), pm(1)], "modprobe -r nvidia"),
-        (Mig, true, Some(0), vec![], "nvidia-smi -i GPU-0 -mig 1"),
-        (Mig, false, Some(2), divided.to_vec(), "nvidia-smi -i GPU-0 -mig 0"),
-        (Reset, false, Some(1), divided.to_vec(), "nvidia-smi --gpu-reset -i GPU-0"),
-        (Unload, false, Some(2), vec![], "modprobe -r nvidia"),
-        (Mig, false, None, vec![], "nvidia-smi -i GPU-0 -mig 0|1"),
+        (Mig, true, Some(0), Vec::new(), "nvidia-smi -i GPU-0 -mig 1"),
+        (Mig, false, Some(2), divided.clone(), "nvidia-smi -i GPU-0 -mig 0"),
+        (Reset, false, Some(1), divided, "nvidia-smi --gpu-reset -i GPU-0"),
+        (Unload, false, Some(2), Vec::new(), "modprobe -r nvidia"),
+        (Mig, false, None, Vec::new(), "nvidia-smi -i GPU-0 -mig 0|1"),
     ];
     for (operation, persistence, mig, commands, then) in cases {
         let stage = Stage { nvml: Some(nvml(persistence, mig)), ..Stage::new(operation, Vec::new()) };
@@ -665,6 +695,10 @@ fn who_may_not_see_everybody_is_told_so() {
     assert_eq!(stage.decide().exit, Exit::NotPermitted);
     check(&serde_json::to_value(stage.report()).unwrap());
     assert!(text(&stage.report()).contains("note: not every process could be seen"), "{}", text(&stage.report()));
+    // Root is shown everybody, with or without the kernel's iterators.
+    stage.sees_all = true;
+    assert_eq!(stage.decide().exit, Exit::KernelReference);
+    stage.sees_all = false;
     // What is seen is in the way whatever else may be.
     stage.seen.holders = vec![holder(7, &["/dev/nvidia0"])];
     assert_eq!(stage.decide().exit, Exit::Held);

@@ -14,10 +14,10 @@ use rustix::{
 /// Who vouches for the path of a program.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Trust {
-    /// Nobody, or a container's process with the program somewhere else than in the container's own file system.
+    /// Nobody.
     #[default]
     None,
-    /// It is the host's file at that path, and only root may change it.
+    /// It is the host's file at that path, only root may change it, and the process has the host's root.
     Host,
     /// It is the container's file at that path, not from a volume, and root's in there. Whoever started the container
     /// chose what is in it, so this counts only together with where the container came from.
@@ -79,6 +79,10 @@ pub(super) fn is_hosts(proc: &Path, tgid: u32, exe: &Path, root: &Path) -> bool 
         }
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let open_root = || openat(CWD, root, flags, Mode::empty()).ok();
+        // A container is given some of the host's programs, those of the driver for one; in there they are the
+        // container's to start.
+        let own_root = stat_of(&dir, Path::new("root"), AtFlags::empty())?;
+        stat_of(open_root()?, Path::new(""), AtFlags::EMPTY_PATH).filter(|host| same_file(host, &own_root))?;
         if running.stx_nlink > 0 {
             return guarded(open_root()?, exe).filter(|there| same_file(there, &running)).map(|_| ());
         }

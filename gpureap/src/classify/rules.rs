@@ -1,6 +1,10 @@
 //! Rules as they are written, checked when they are read.
 
-use std::{path::Path, sync::LazyLock};
+use std::{
+    borrow::Cow,
+    path::Path,
+    sync::{LazyLock, OnceLock},
+};
 
 use glob::{MatchOptions, Pattern};
 use serde::{Deserialize, Deserializer, de::Error as _};
@@ -15,13 +19,44 @@ const FIRST_USER: u32 = 1000;
 const OPTIONS: MatchOptions =
     MatchOptions { case_sensitive: true, require_literal_separator: true, require_literal_leading_dot: false };
 
+/// A pattern, compiled when a text first begins as it does.
+#[derive(Clone, Debug)]
+struct Lazy {
+    text: Cow<'static, str>,
+    compiled: OnceLock<Option<Pattern>>,
+}
+
+impl PartialEq for Lazy {
+    fn eq(&self, other: &Self) -> bool {
+        self.text == other.text
+    }
+}
+
+impl Eq for Lazy {}
+
+impl Lazy {
+    const fn new(text: Cow<'static, str>) -> Self {
+        Self { text, compiled: OnceLock::new() }
+    }
+
+    fn fits(&self, text: &str) -> bool {
+        let special = self.text.find(['*', '?', '[']).unwrap_or(self.text.len());
+        // Of hundreds of patterns all but a few end here.
+        if !text.starts_with(&self.text[..special]) {
+            return false;
+        }
+        let compiled = self.compiled.get_or_init(|| Pattern::new(&self.text).ok());
+        compiled.as_ref().is_some_and(|pattern| pattern.matches_with(text, OPTIONS))
+    }
+}
+
 /// One pattern, or several of which any may fit.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Patterns(Vec<Pattern>);
+struct Patterns(Vec<Lazy>);
 
 impl Patterns {
     fn fit(&self, text: &str) -> bool {
-        self.0.iter().any(|pattern| pattern.matches_with(text, OPTIONS))
+        self.0.iter().any(|pattern| pattern.fits(text))
     }
 
     fn fit_some(&self, text: Option<&String>) -> bool {
@@ -36,6 +71,12 @@ enum User {
     Name(String),
     /// `"system"`: ids below 1000.
     System,
+}
+
+impl User {
+    fn named(name: String) -> Self {
+        if name == "system" { Self::System } else { Self::Name(name) }
+    }
 }
 
 /// One rule. All conditions that it has must hold.
@@ -113,8 +154,8 @@ impl Rule {
         if name == "all" || name == DEFAULT_RULE {
             return Err(format!("`{name}` has a meaning of its own and names no rule"));
         }
-        if let Some(exe) = exe.iter().flat_map(|patterns| &patterns.0).find(|exe| !exe.as_str().starts_with('/')) {
-            return Err(format!("exe `{}` is not an absolute path", exe.as_str()));
+        if let Some(exe) = exe.iter().flat_map(|patterns| &patterns.0).find(|exe| !exe.text.starts_with('/')) {
+            return Err(format!("exe `{}` is not an absolute path", exe.text));
         }
         let hints = [comm, container, pod].iter().any(|patterns| patterns.is_some());
         let proofs = [exe, unit, image, namespace].iter().any(|patterns| patterns.is_some()) || uid.is_some();
@@ -177,8 +218,7 @@ impl RawUser {
     fn user(self) -> User {
         match self {
             Self::Id(id) => User::Id(id),
-            Self::Name(name) if name == "system" => User::System,
-            Self::Name(name) => User::Name(name),
+            Self::Name(name) => User::named(name),
         }
     }
 }
@@ -198,26 +238,59 @@ impl<'de> Deserialize<'de> for Patterns {
         if list.is_empty() {
             return Err(D::Error::custom("a list of patterns that is empty fits nothing"));
         }
-        let pattern =
-            |text: &String| Pattern::new(text).map_err(|error| D::Error::custom(format!("pattern `{text}`: {error}")));
-        list.iter().map(pattern).collect::<Result<_, _>>().map(Self)
+        let pattern = |text: String| match Pattern::new(&text) {
+            Ok(_) => Ok(Lazy::new(text.into())),
+            Err(error) => Err(D::Error::custom(format!("pattern `{text}`: {error}"))),
+        };
+        list.into_iter().map(pattern).collect::<Result<_, _>>().map(Self)
     }
 }
 
-/// The rules in the order in which they are asked: a user's, then the shipped ones, which are read when first asked.
+/// The rules in the order in which they are asked: a user's, then the shipped ones.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Rules(Vec<Rule>);
 
-/// As they are in the file, with its comments.
-const SHIPPED: &str = include_str!("rules.toml");
+/// A rule of `rules.toml`; what it does not ask for is empty.
+struct Shipped {
+    name: &'static str,
+    class: Class,
+    exe: &'static [&'static str],
+    unit: &'static [&'static str],
+    comm: &'static [&'static str],
+    uid: &'static [&'static str],
+    image: &'static [&'static str],
+    container: &'static [&'static str],
+    pod: &'static [&'static str],
+    namespace: &'static [&'static str],
+}
 
-static SHIPPED_RULES: LazyLock<Vec<Rule>> = LazyLock::new(|| {
-    #[derive(Deserialize)]
-    struct File {
-        class: Vec<Rule>,
+/// Made by build.rs.
+const SHIPPED: &[Shipped] = include!(concat!(env!("OUT_DIR"), "/shipped_rules.rs"));
+
+static SHIPPED_RULES: LazyLock<Vec<Rule>> = LazyLock::new(|| SHIPPED.iter().map(Shipped::rule).collect());
+
+impl Shipped {
+    fn rule(&self) -> Rule {
+        let Self { name, class, exe, unit, comm, uid, image, container, pod, namespace } = self;
+        let patterns = |texts: &'static [&'static str]| {
+            let list: Vec<Lazy> = texts.iter().map(|text| Lazy::new(Cow::Borrowed(text))).collect();
+            (!list.is_empty()).then_some(Patterns(list))
+        };
+        let users = || uid.iter().map(|name| User::named((*name).to_owned())).collect();
+        Rule {
+            name: (*name).to_owned(),
+            class: *class,
+            exe: patterns(exe),
+            unit: patterns(unit),
+            comm: patterns(comm),
+            uid: (!uid.is_empty()).then(users),
+            image: patterns(image),
+            container: patterns(container),
+            pod: patterns(pod),
+            namespace: patterns(namespace),
+        }
     }
-    toml::from_str::<File>(SHIPPED).expect("a test reads the shipped rules").class
-});
+}
 
 impl Rules {
     /// A user's rules before the shipped ones.

@@ -114,7 +114,7 @@ fn k6_what_a_user_can_arrange_protects_nobody() {
         ("a copy in his home", ClassInput { exe: Some("/home/u/nv-hostengine".into()), ..hostengine.clone() }),
         ("a mount over the path", ClassInput { trust: Trust::None, ..hostengine.clone() }),
         ("the program itself, as himself", ClassInput { uid: Some(1000), ..hostengine.clone() }),
-        ("the host's program in his container", ClassInput { contained: true, ..hostengine.clone() }),
+        ("the host's program in his container", ClassInput { contained: true, ..hostengine }),
         ("a program in his own image", contained("/usr/bin/nv-hostengine", "docker.io/u/dcgm:latest")),
         (
             "an image that looks alike",
@@ -202,6 +202,11 @@ fn mistakes_in_rules() {
 
 #[test]
 fn shipped_rules_are_in_order() {
+    // What was compiled in is what the file says, and the file passes the checks of a user's.
+    let read = rules(include_str!("rules.toml")).unwrap();
+    let count = Rules::default().iter().count();
+    assert!(count > 50 && read.iter().count() == 2 * count);
+    assert!(read.iter().take(count).eq(Rules::default().iter()));
     let rules = Rules::default();
     assert!(rules.iter().all(|rule| rule.class != Class::Job));
     // Rules of one name are of one class: it is a name that people write.
@@ -226,11 +231,12 @@ fn root_with(exe: &str) -> Option<tempfile::TempDir> {
 }
 
 /// A /proc with one process, whose program is that file.
-fn proc_of(exe: &Path) -> tempfile::TempDir {
+fn proc_of(exe: &Path, root: &Path) -> tempfile::TempDir {
     let proc = tempfile::tempdir().unwrap();
     fs::create_dir_all(proc.path().join("7/ns")).unwrap();
     fs::create_dir_all(proc.path().join("1/ns")).unwrap();
     symlink(exe, proc.path().join("7/exe")).unwrap();
+    symlink(root, proc.path().join("7/root")).unwrap();
     proc
 }
 
@@ -239,7 +245,7 @@ fn whose_program_it_is() {
     let exe = Path::new("/usr/bin/nv-hostengine");
     let Some(root) = root_with("/usr/bin/nv-hostengine") else { return };
     let file = root.path().join("usr/bin/nv-hostengine");
-    let proc = proc_of(&file);
+    let proc = proc_of(&file, root.path());
     let trusted = || program::is_hosts(proc.path(), 7, exe, root.path());
     assert!(trusted());
     let mode =
@@ -264,7 +270,9 @@ fn whose_program_it_is() {
     // Another file of root's that was mounted over the path in some namespace.
     let other = root.path().join("usr/bin/python3");
     fs::copy("/bin/sleep", &other).unwrap();
-    assert!(!program::is_hosts(proc_of(&other).path(), 7, exe, root.path()));
+    assert!(!program::is_hosts(proc_of(&other, root.path()).path(), 7, exe, root.path()));
+    // The host's file, given to a process with another root, as the driver's programs are to a container.
+    assert!(!program::is_hosts(proc_of(&file, proc.path()).path(), 7, exe, root.path()));
     // A link on the way, and paths that are none.
     symlink("usr/bin", root.path().join("bin")).unwrap();
     assert!(!program::is_hosts(proc.path(), 7, Path::new("/bin/nv-hostengine"), root.path()));
@@ -272,6 +280,27 @@ fn whose_program_it_is() {
         assert!(!program::is_hosts(proc.path(), 7, Path::new(path), root.path()), "{path}");
     }
     assert!(!program::is_hosts(proc.path(), 8, exe, root.path()), "nobody");
+}
+
+#[test]
+fn a_containers_own_program() {
+    let exe = Path::new("/usr/bin/dcgm-exporter");
+    let Some(root) = root_with("/usr/bin/dcgm-exporter") else { return };
+    let file = root.path().join("usr/bin/dcgm-exporter");
+    let proc = proc_of(&file, root.path());
+    assert!(program::is_containers(proc.path(), 7, exe));
+    assert!(!program::is_containers(proc.path(), 7, Path::new("/usr/bin/python3")));
+    std::os::unix::fs::chown(&file, Some(1000), None).unwrap();
+    assert!(!program::is_containers(proc.path(), 7, exe), "a user's, as in a container with ids of its own");
+    std::os::unix::fs::chown(&file, Some(0), None).unwrap();
+    // From another mount than the container's root, as a volume is; everything else about it is in order.
+    let elsewhere = Path::new("/sys/kernel/notes");
+    let proc = proc_of(elsewhere, Path::new("/"));
+    if program::is_hosts(proc.path(), 7, elsewhere, Path::new("/")) {
+        assert!(!program::is_containers(proc.path(), 7, elsewhere));
+    } else {
+        eprintln!("SKIPPED: no file of root's on another mount");
+    }
 }
 
 #[test]

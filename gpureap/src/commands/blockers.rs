@@ -21,6 +21,7 @@ use crate::{
     },
     holders::{Options, build},
     host::Host,
+    kernel::rights::require_host_pids,
     model::{DeviceKind, View},
     out,
 };
@@ -81,6 +82,7 @@ pub fn examine(args: &BlockersArgs, config: &Config) -> anyhow::Result<BlockersR
         holders: &seen,
         modules: &modules,
         nvml: snapshot.as_ref(),
+        sees_all: rustix::process::geteuid().is_root() && require_host_pids().is_ok(),
     };
     let state = NvmlState::of(trouble.as_ref(), asked);
     Ok(report(*operation, decide(&scene), devices.list(), &seen, &modules, state))

@@ -34,21 +34,11 @@ mod tests {
         let mut names: Vec<String> =
             fs::read_dir(dir.path()).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
         names.sort();
-        let expected = [
-            "-blockers",
-            "-completions",
-            "-daemon",
-            "-demo",
-            "-doctor",
-            "-fence",
-            "-holders",
-            "-man",
-            "-reap",
-            "-unfence",
-            "-wait",
-            "",
-        ];
-        assert_eq!(names, expected.map(|part| format!("gpureap{part}.1")));
+        let command = cli::command();
+        let commands = command.get_subcommands().map(|command| format!("gpureap-{}.1", command.get_name()));
+        let mut expected: Vec<String> = commands.chain(["gpureap.1".to_owned()]).collect();
+        expected.sort();
+        assert_eq!(names, expected);
         let page = fs::read_to_string(dir.path().join("gpureap-reap.1")).unwrap();
         assert!(page.contains("Example"), "{page}");
         assert!(!fs::read_to_string(dir.path().join("gpureap.1")).unwrap().contains("actor"));

@@ -70,7 +70,7 @@ pub fn system_unit(cgroup: &str) -> Option<&str> {
     if first == "user.slice" {
         return None;
     }
-    segments.find(|segment| !segment.ends_with(".slice")).filter(|segment| is_unit(segment))
+    segments.find(|segment| segment.strip_suffix(".slice").is_none()).filter(|segment| is_unit(segment))
 }
 
 /// The container that the host's runtime made: the outermost, and none that a user's own manager may have named. What

@@ -72,7 +72,7 @@ impl Reaper<'_> {
         let rows = || plan.rows.iter().chain(&plan.handle_only);
         let identities = rows().map(|row| (row.key, self.identity(row.key))).collect();
         let named = self.policy.pids.iter().filter(|pid| !rows().any(|row| row.key.tgid == **pid));
-        let unmatched = named.map(|pid| self.unmatched(*pid)).collect();
+        let unmatched = named.map(|pid| self.unmatched(*pid, &view)).collect();
         Planned { view, plan, identities, unmatched }
     }
 
@@ -83,7 +83,11 @@ impl Reaper<'_> {
         }
     }
 
-    fn unmatched(&self, pid: u32) -> Unmatched {
+    fn unmatched(&self, pid: u32, view: &View) -> Unmatched {
+        let left_out = |holder: &Holder| holder.key.tgid == pid && !self.policy.names(holder.key);
+        if view.holders.iter().any(left_out) {
+            return Unmatched { pid, reason: Unmatch::LeftOut, process: None };
+        }
         let (reason, process) = match self.people.presence(pid) {
             Presence::Absent => (Unmatch::NoSuchProcess, None),
             Presence::ThreadOf(process) => (Unmatch::Thread, Some(process)),

@@ -86,6 +86,8 @@ pub struct Unmatched {
 pub enum Unmatch {
     NoSuchProcess,
     HoldsNothing,
+    /// It holds, and another filter does not fit it.
+    LeftOut,
     /// What it holds may not be seen by this caller.
     NotVisible,
     Thread,

@@ -163,6 +163,7 @@ fn unmatched(entry: &Unmatched, how: &str) -> String {
     match (reason, process) {
         (Unmatch::NoSuchProcess, _) => format!("no process {pid}"),
         (Unmatch::HoldsNothing, _) => format!("process {pid} holds nothing of what was chosen{how}"),
+        (Unmatch::LeftOut, _) => format!("process {pid} is left out by the other filters"),
         (Unmatch::NotVisible, _) => {
             format!("process {pid}: not permitted, what it holds is not visible to this caller; root may look")
         }

@@ -35,11 +35,10 @@ pub fn run(args: &WaitArgs, config: &Config) -> anyhow::Result<Exit> {
     let people = ProcPeople::classed(&config.paths, &config.classes);
     let policy = policy(args, config, &devices, &people)?;
     let chooser = Chooser::new(&args.choosing, &config.paths, eyes.lineage())?;
-    let nodes = devices.list().iter().filter(|device| policy.wants(device.slot)).map(|device| &device.node);
-    let mut watch = Watch::new(nodes, &config.paths.run);
     let mut vigil = Vigil {
         eyes: eyes.as_ref(),
-        watch: &mut watch,
+        watch: Watch::of_exits(),
+        run: &config.paths.run,
         people: &people,
         policy: &policy,
         chooser: &chooser,

@@ -83,10 +83,13 @@ fn standing(view: &View, policy: &Policy, ignore_monitors: bool) -> Standing {
     Standing::of(view, &plan, policy, ignore_monitors)
 }
 
+/// What it is about, who holds, which handles count, whether monitors are left out, and the expected pids.
+type Case = (&'static str, Vec<Holder>, Matching, bool, &'static [u32]);
+
 #[test]
 fn who_is_waited_for() {
     let both = Matching::Any;
-    let cases: [(&str, Vec<Holder>, Matching, bool, &[u32]); 9] = [
+    let cases: [Case; 9] = [
         ("nobody", vec![], both, false, &[]),
         ("a job", vec![holder(10, 0, 0)], both, false, &[10]),
         ("one on another device", vec![holder(10, 1, 9)], both, false, &[]),
@@ -149,7 +152,7 @@ fn the_first_of_several_causes_wins() {
             Exit::Protected,
             false,
         ),
-        ("not for it", view(vec![monitor.clone()]), true, Findings::default(), Outcome::Free, Exit::Done, true),
+        ("not for it", view(vec![monitor]), true, Findings::default(), Outcome::Free, Exit::Done, true),
         (
             "orphan",
             with_orphan(vec![]),
@@ -274,7 +277,7 @@ fn reports_fit_their_schema_and_are_safe_on_a_terminal() {
     };
     let reports = [
         (
-            report(&view(vec![]), &[job.clone()], false, None),
+            report(&view(vec![]), std::slice::from_ref(&job), false, None),
             "free after 2.00 s: 1 process let go, verified by a full sweep",
         ),
         (report(&view(vec![]), &[], false, minute), "free: nobody held what was chosen"),

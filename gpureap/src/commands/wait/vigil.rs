@@ -14,7 +14,7 @@ use super::{
 use crate::{
     choose::Chooser,
     clock::boottime_ns,
-    model::{Ancestor, Eyes, ProcKey, Source, View},
+    model::{Ancestor, Backend, Eyes, ProcKey, Source, View},
     reap::{
         people::ProcPeople,
         plan::{Class, Policy, Row, plan, same_process},
@@ -25,10 +25,11 @@ use crate::{
 };
 
 const MS: u64 = 1_000_000;
-/// First and longest pause between two looks that no event asked for.
+/// First and longest pause between two looks that no event asked for: where the tracer tells of closes, and where not.
 const PAUSE_MIN: u64 = MS;
 const PAUSE_MAX: u64 = 50 * MS;
-/// A pause is at least so many times what the look before took: a wait costs at most a hundredth of a processor while
+const PAUSE_MAX_DEAF: u64 = 10 * MS;
+/// A pause is at least so many times what the look before took: a wait costs about a hundredth of a processor while
 /// nothing happens, and a tenth while events come all the time.
 const PAUSE_PER_LOOK: u64 = 100;
 const PAUSE_PER_EVENT: u64 = 10;
@@ -57,7 +58,9 @@ pub(super) struct Over {
 
 pub(super) struct Vigil<'a> {
     pub(super) eyes: &'a dyn Eyes,
-    pub(super) watch: &'a mut Watch,
+    /// Of more than exits as soon as there is something to wait for.
+    pub(super) watch: Watch,
+    pub(super) run: &'a Path,
     pub(super) people: &'a ProcPeople,
     pub(super) policy: &'a Policy,
     pub(super) chooser: &'a Chooser<'a>,
@@ -76,13 +79,19 @@ impl Vigil<'_> {
         let mut ended = Vec::new();
         let mut pause = PAUSE_MIN;
         let mut next_view = 0;
+        let mut longest = PAUSE_MAX_DEAF;
         loop {
             let mut cost = 0;
             if known.is_empty() {
                 let (view, standing, took) = self.look(true)?;
-                if standing.is_free() {
+                if standing.is_free() || boottime_ns() >= give_up {
                     return Ok(self.over(view, standing, known, ended, coroner));
                 }
+                if next_view == 0 {
+                    self.begin(&view);
+                }
+                let tells = matches!(view.backend, Some(Backend::Kprobe | Backend::Fentry)) && self.watch.hears();
+                longest = if tells { PAUSE_MAX } else { PAUSE_MAX_DEAF };
                 cost = took * PAUSE_PER_EVENT;
                 next_view = boottime_ns() + VIEW_PERIOD.max(took * PAUSE_PER_LOOK);
                 self.take(&mut known, &standing.holders);
@@ -94,7 +103,7 @@ impl Vigil<'_> {
             }
             let wake = now.saturating_add(pause.max(cost)).min(give_up);
             let woken = self.watch.wait(&pidfds(&known), wake)?;
-            self.exited(&mut known, &woken.exited, &mut ended);
+            exited(&mut known, &woken.exited, &mut ended);
             let looked = boottime_ns();
             if looked >= next_view {
                 let (_, standing, took) = self.look(false)?;
@@ -110,11 +119,19 @@ impl Vigil<'_> {
                 let deaf = (boottime_ns() + PAUSE_MIN.max(took * PAUSE_PER_EVENT)).min(give_up);
                 if !known.is_empty() {
                     let woken = Watch::of_exits().wait(&pidfds(&known), deaf)?;
-                    self.exited(&mut known, &woken.exited, &mut ended);
+                    exited(&mut known, &woken.exited, &mut ended);
                 }
             } else if woken.is_late() {
-                pause = (pause * 2).min(PAUSE_MAX).max(took * PAUSE_PER_LOOK);
+                pause = (pause * 2).min(longest).max(took * PAUSE_PER_LOOK);
             }
+        }
+    }
+
+    /// There is something to wait for.
+    fn begin(&mut self, view: &View) {
+        self.watch = Watch::new(self.run);
+        if view.source == Source::Proc && !self.policy.privileged {
+            tracing::warn!("only processes that /proc shows to this user can be waited for: others may hold too");
         }
     }
 
@@ -171,17 +188,6 @@ impl Vigil<'_> {
             Class::System => tracing::warn!(
                 "{who} is part of the system ({class_rule}) and may never let go; --ignore-monitors does not wait for such"
             ),
-        }
-    }
-
-    fn exited(&self, known: &mut Vec<Held>, positions: &[usize], ended: &mut Vec<Ended>) {
-        let with_pidfd: Vec<usize> =
-            known.iter().enumerate().filter(|(_, held)| held.pidfd.is_some()).map(|(position, _)| position).collect();
-        let at_ns = boottime_ns();
-        // From the back, so that positions stay what they are.
-        for position in positions.iter().rev().filter_map(|position| with_pidfd.get(*position)) {
-            let Held { row, identity, pidfd: _ } = known.remove(*position);
-            ended.push(Ended { identity, row, at_ns });
         }
     }
 
@@ -263,4 +269,16 @@ impl Vigil<'_> {
 
 fn pidfds(known: &[Held]) -> Vec<BorrowedFd<'_>> {
     known.iter().filter_map(|held| Some(held.pidfd.as_ref()?.as_fd())).collect()
+}
+
+/// Takes out those whose pidfds woke; positions are among those that have one.
+fn exited(known: &mut Vec<Held>, positions: &[usize], ended: &mut Vec<Ended>) {
+    let with_pidfd: Vec<usize> =
+        known.iter().enumerate().filter(|(_, held)| held.pidfd.is_some()).map(|(position, _)| position).collect();
+    let at_ns = boottime_ns();
+    // From the back, so that positions stay what they are.
+    for position in positions.iter().rev().filter_map(|position| with_pidfd.get(*position)) {
+        let Held { row, identity, pidfd: _ } = known.remove(*position);
+        ended.push(Ended { identity, row, at_ns });
+    }
 }

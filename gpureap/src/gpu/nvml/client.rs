@@ -189,7 +189,7 @@ impl Running {
     /// One line; `None` when the time is over, an error when the child closed its output or says too much.
     fn line(&mut self, until: Instant) -> Result<Option<Vec<u8>>, ()> {
         let mut line = Vec::new();
-        let mut buffer = [0; 65536];
+        let mut buffer = [0; 8192];
         loop {
             if !readable(&self.answers, until) {
                 return Ok(None);

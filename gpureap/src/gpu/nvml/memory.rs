@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{Gpu, Memory, Snapshot};
+use crate::model::{Device, DeviceKind, ProcKey, View};
 
 const MIB: u64 = 1 << 20;
 
@@ -32,6 +33,24 @@ pub struct Case {
     /// Processes that live, of all that the answers name.
     pub alive: BTreeSet<u32>,
     pub inherited: Vec<Inheritance>,
+}
+
+/// Who holds GPU files that a dead process had opened.
+pub fn inherited(view: &View, devices: &[Device], is_alive: &dyn Fn(ProcKey) -> bool) -> Vec<Inheritance> {
+    let minors = |slots: &mut dyn Iterator<Item = u32>| -> BTreeSet<u32> {
+        let real = |slot| devices.iter().find(|device| device.slot == slot && device.kind == DeviceKind::Gpu);
+        slots.filter_map(|slot| real(slot)?.minor).collect()
+    };
+    let dead = |key: &ProcKey| !is_alive(*key);
+    view.holders
+        .iter()
+        .filter_map(|holder| {
+            let from = holder.inherited_from.filter(dead)?;
+            let minors = minors(&mut holder.usage.keys().copied());
+            Some(Inheritance { dead: from.tgid, living: holder.key.tgid, minors })
+        })
+        .filter(|entry| !entry.minors.is_empty())
+        .collect()
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -109,7 +128,7 @@ pub fn judge(case: &Case, after: &Snapshot, minor: u32) -> MemoryState {
     let legitimate = |pid: u32| case.remaining.contains(&pid);
     let theirs: u64 = charges.iter().filter(|(pid, _)| legitimate(**pid)).filter_map(|(_, used)| *used).sum();
     let rest = memory.used.saturating_sub(theirs);
-    if rest <= SLACK {
+    if rest <= slack(gpu) {
         return MemoryState::Free;
     }
     let by = users(case, gpu, minor, &charges, rest);
@@ -124,7 +143,7 @@ pub fn judge(case: &Case, after: &Snapshot, minor: u32) -> MemoryState {
         if gpu.processes.is_none() && !case.remaining.is_empty() {
             return MemoryState::Unknown(format!("{} MiB are used, and NVML does not tell by whom", rest / MIB));
         }
-        if rest <= reserve(memory) {
+        if rest <= reserve(gpu, memory) {
             return MemoryState::Unknown(format!(
                 "{} MiB are used, and this version of NVML counts the driver's own reserve in",
                 rest / MIB
@@ -135,11 +154,17 @@ pub fn judge(case: &Case, after: &Snapshot, minor: u32) -> MemoryState {
 }
 
 /// What may be the driver's own although it counts as used.
-const fn reserve(memory: Memory) -> u64 {
+fn reserve(gpu: &Gpu, memory: Memory) -> u64 {
     match memory.reserved {
-        Some(_) => SLACK,
+        Some(_) => slack(gpu),
         None => memory.total / RESERVE_PART,
     }
+}
+
+/// Each instance of a divided GPU has a little of its own.
+fn slack(gpu: &Gpu) -> u64 {
+    let instances = gpu.mig.as_ref().map_or(0, |mig| mig.devices.len() as u64);
+    SLACK * (1 + instances)
 }
 
 /// Bytes by process; one that is listed with several kinds of context has the same bytes in each row.
@@ -165,17 +190,19 @@ fn users(case: &Case, gpu: &Gpu, minor: u32, charges: &BTreeMap<u32, Option<u64>
         let inherited = case.inherited.iter().filter(|entry| entry.dead == dead && entry.minors.contains(&minor));
         inherited.map(|entry| entry.living).collect()
     };
-    let user = |pid: u32, used: Option<u64>| {
-        let alive = case.alive.contains(&pid);
+    let user = |pid: u32, used: Option<u64>, alive: bool| {
         let inherited_by = if alive { BTreeSet::new() } else { heirs(pid) };
         MemoryUser { pid, mib: used.map(|used| used / MIB), alive, inherited_by }
     };
-    let mut by: Vec<MemoryUser> =
-        charges.iter().filter(|(pid, _)| !case.remaining.contains(pid)).map(|(pid, used)| user(*pid, *used)).collect();
+    let mut by: Vec<MemoryUser> = charges
+        .iter()
+        .filter(|(pid, _)| !case.remaining.contains(pid))
+        .map(|(pid, used)| user(*pid, *used, case.alive.contains(pid)))
+        .collect();
     let listed: u64 =
         charges.iter().filter(|(pid, _)| !case.remaining.contains(pid)).filter_map(|(_, used)| *used).sum();
     let unlisted = rest.saturating_sub(listed);
-    if unlisted <= SLACK {
+    if unlisted <= slack(gpu) {
         return by;
     }
     let dead: BTreeSet<u32> = case
@@ -189,7 +216,8 @@ fn users(case: &Case, gpu: &Gpu, minor: u32, charges: &BTreeMap<u32, Option<u64>
     let alone = dead.len() == 1;
     for pid in dead {
         let used = if alone { Some(unlisted) } else { old.get(&pid).copied().flatten() };
-        by.push(user(pid, used));
+        // Known to be dead by more than its number, which somebody else may have by now.
+        by.push(user(pid, used, false));
     }
     by
 }
@@ -203,7 +231,7 @@ fn charges_of_before(now: &Gpu) -> impl Fn(&Gpu) -> BTreeMap<u32, Option<u64>> {
 #[cfg(test)]
 mod tests {
     use super::{
-        super::{Context, GpuProcess},
+        super::{Context, GpuProcess, Mig, MigDevice},
         *,
     };
 
@@ -385,6 +413,71 @@ mod tests {
         // Another GPU by now: its numbers say nothing.
         case.before.as_mut().unwrap().gpus[0].uuid = Some("GPU-2".to_owned());
         assert_eq!(judge(&case, &after, 0), used(1990, &[(6, None, false, &[9]), (7, None, false, &[10])]));
+    }
+
+    #[test]
+    fn heirs_are_those_whose_parent_is_dead() {
+        use crate::model::{Holder, Source, Usage};
+        let key = |pid| ProcKey::new(pid, 1);
+        let holder = |pid, from: Option<u32>, slots: &[u32]| Holder {
+            key: key(pid),
+            usage: slots.iter().map(|slot| (*slot, Usage { fds: 1, ..Usage::default() })).collect(),
+            how: BTreeSet::new(),
+            private_tids: BTreeSet::new(),
+            inherited_from: from.map(key),
+            from_snapshot: false,
+        };
+        let device = |slot, kind, minor| Device {
+            slot,
+            node: "/dev/x".into(),
+            major: 195,
+            minor,
+            kind,
+            gpu: None,
+            index: None,
+            uuid: None,
+            bdf: None,
+            model: None,
+        };
+        let devices = [
+            device(0, DeviceKind::Gpu, Some(3)),
+            device(1, DeviceKind::Ctl, Some(255)),
+            device(2, DeviceKind::Standin, Some(20)),
+        ];
+        let view = View {
+            source: Source::Map,
+            backend: None,
+            complete: true,
+            cannot_see: BTreeSet::new(),
+            lost_events: 0,
+            swept_ns: None,
+            open_files: BTreeMap::new(),
+            holders: vec![
+                holder(9, Some(7), &[0, 1]),
+                holder(10, Some(8), &[0]),
+                holder(11, Some(7), &[1, 2]),
+                holder(12, None, &[0]),
+            ],
+            orphans: Vec::new(),
+            notes: Vec::new(),
+        };
+        let found = inherited(&view, &devices, &|key| key.tgid == 8);
+        assert_eq!(found, [Inheritance { dead: 7, living: 9, minors: [3].into() }]);
+    }
+
+    #[test]
+    fn a_dead_pid_that_another_has_by_now_is_still_dead() {
+        let case = case(&[], &[7, 9], &[inheritance(7, 9)]);
+        assert_eq!(judge(&case, &of(h200(CONTEXT, &[])), 0), used(683, &[(7, Some(683), false, &[9])]));
+    }
+
+    #[test]
+    fn idle_instances_of_a_divided_gpu_are_free() {
+        let part = |number| MigDevice { uuid: format!("MIG-{number}"), gi: Some(number), ci: Some(0), memory: None };
+        let mig = Mig { enabled: true, pending: true, devices: (1..=7).map(part).collect() };
+        let divided = |used| of(Gpu { mig: Some(mig.clone()), ..h200(used, &[]) });
+        assert_eq!(judge(&Case::default(), &divided(300), 0), MemoryState::Free);
+        assert_eq!(judge(&Case::default(), &divided(683), 0), used(683, &[]));
     }
 
     #[test]

@@ -66,8 +66,7 @@ pub fn prove(
             }
         };
         let now = clock();
-        let named = answer.contexts().into_values().flatten();
-        case.alive = named.chain(case.inherited.iter().map(|entry| entry.dead)).filter(|pid| alive(*pid)).collect();
+        case.alive = answer.contexts().into_values().flatten().filter(|pid| alive(*pid)).collect();
         for minor in minors {
             let state = judge(case, &answer, *minor);
             let gpu = proof.gpus.entry(*minor).or_insert(GpuMemory { state: MemoryState::Free, free_ns: None });
@@ -105,6 +104,7 @@ mod tests {
     }
 
     /// Used MiB of each GPU.
+    #[expect(clippy::unnecessary_wraps, reason = "an entry of a script")]
     fn answer(used: &[u64]) -> Result<Snapshot, NvmlTrouble> {
         let gpu = |(minor, used): (usize, &u64)| Gpu {
             index: minor as u32,
