@@ -3,12 +3,12 @@ use std::{
     collections::BTreeSet,
     fs,
     os::unix::fs::PermissionsExt as _,
-    path::Path,
+    path::{Path, PathBuf},
     time::{Duration, Instant},
 };
 
 use gpureap_tests::harness::{
-    Bench, Copy, Device, Groups, Holder, Output, Pid, Scene, Shared, Wanted, anybody, finish, skip, sys,
+    Bench, Copy, Device, Groups, Holder, Output, Pid, Scene, Shared, Wanted, anybody, finish, program, skip, sys,
 };
 use serde_json::Value;
 
