@@ -2,7 +2,9 @@
 //! note that they were called.
 use std::{
     cell::RefCell,
-    env, fs,
+    env,
+    fmt::Display,
+    fs,
     os::unix::fs::PermissionsExt as _,
     path::{Path, PathBuf},
     process::{Command, Stdio},
@@ -108,7 +110,7 @@ impl<'a> Stage<'a> {
     }
 
     /// Sets a variable of the block.
-    pub(crate) fn set(&mut self, name: &'a str, value: impl ToString) {
+    pub(crate) fn set(&mut self, name: &'a str, value: impl Display) {
         self.environment.retain(|(known, _)| *known != name);
         self.environment.push((name, value.to_string()));
     }
