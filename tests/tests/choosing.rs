@@ -1,22 +1,16 @@
 //! Filters pick exactly the processes that were meant, and classes protect exactly what root put there.
 use std::{
     collections::BTreeSet,
-    fs::{self, File},
-    io::Read as _,
-    os::unix::{
-        fs::{PermissionsExt as _, chown},
-        process::CommandExt as _,
-    },
+    fs,
+    os::unix::fs::PermissionsExt as _,
     path::{Path, PathBuf},
-    process::{Child, Command, Stdio},
     time::{Duration, Instant},
 };
 
 use gpureap_tests::harness::{
-    Bench, Device, Output, Pid, Scene, Shared, anybody, finish, note, program, settle, skip, sys,
+    Bench, Copy, Device, Groups, Holder, Output, Pid, Scene, Shared, Wanted, anybody, finish, program, skip, sys,
 };
 use serde_json::Value;
-use tempfile::TempDir;
 
 const DEV: &str = "/dev/full";
 const NOBODY: u32 = 65534;
@@ -32,181 +26,6 @@ fn bench(test: &str, devices: &[Device]) -> Option<Bench> {
         }
     }
     Some(bench)
-}
-
-/// The actor's program, as a process that holds one device with its standard error and lives until its input closes.
-struct Holder(Child);
-
-struct Wanted<'a> {
-    program: PathBuf,
-    device: &'a str,
-    comm: &'a str,
-    user: Option<u32>,
-    environment: &'a [(&'a str, &'a str)],
-    own_session: bool,
-    /// In a user and mount namespace of its own, this file lies over that one.
-    mounted: Option<(&'a Path, &'a Path)>,
-}
-
-impl Default for Wanted<'_> {
-    fn default() -> Self {
-        Self {
-            program: program("GPUREAP_ACTOR", "gpureap-actor"),
-            device: DEV,
-            comm: "worker",
-            user: None,
-            environment: &[],
-            own_session: true,
-            mounted: None,
-        }
-    }
-}
-
-impl Holder {
-    fn start() -> Self {
-        Self::with(&Wanted::default())
-    }
-
-    fn with(wanted: &Wanted<'_>) -> Self {
-        Self::try_with(wanted).unwrap_or_else(|error| panic!("{}: {error}", wanted.program.display()))
-    }
-
-    fn try_with(wanted: &Wanted<'_>) -> std::io::Result<Self> {
-        let Wanted { program, device, comm, user, environment, own_session, mounted } = wanted;
-        let (user, own_session) = (*user, *own_session);
-        let mounted = mounted.map(|(from, over)| (from.to_owned(), over.to_owned()));
-        let mut command = Command::new(program);
-        command
-            .args(["live-named", "1", comm])
-            .env_clear()
-            .envs(environment.iter().copied())
-            .current_dir("/")
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(File::options().read(true).write(true).open(device).expect("the device"));
-        let enter = move || {
-            if own_session {
-                sys::setsid();
-            }
-            user.map_or(Ok(()), sys::become_user)?;
-            if let Some((from, over)) = &mounted {
-                sys::unshare(libc::CLONE_NEWUSER | libc::CLONE_NEWNS)?;
-                sys::mount("none", from, over, libc::MS_BIND)?;
-            }
-            Ok(())
-        };
-        // SAFETY: between fork and exec this only makes system calls; the strings they need are small allocations,
-        // which glibc allows in the child of a threaded process.
-        let mut child = unsafe { command.pre_exec(enter) }.spawn()?;
-        let mut byte = [0];
-        child.stdout.as_mut().expect("its output").read_exact(&mut byte).expect("it says that it is ready");
-        Ok(Self(child))
-    }
-
-    fn pid(&self) -> Pid {
-        self.0.id() as Pid
-    }
-
-    fn lives(&mut self) -> bool {
-        self.0.try_wait().expect("wait for it").is_none()
-    }
-}
-
-impl Drop for Holder {
-    fn drop(&mut self) {
-        if let Err(error) = self.0.kill().and_then(|()| self.0.wait()) {
-            note(&format!("holder {}: {error}", self.pid()));
-        }
-    }
-}
-
-/// A copy of the actor's program, root's, at a path that only root can change, or in a directory that is somebody's.
-struct Copy {
-    path: PathBuf,
-    _place: Option<TempDir>,
-}
-
-impl Copy {
-    fn at(path: PathBuf, place: Option<TempDir>) -> Self {
-        fs::create_dir_all(path.parent().expect("a directory")).expect("make the directory");
-        assert!(!path.exists(), "{} is somebody's", path.display());
-        fs::copy(program("GPUREAP_ACTOR", "gpureap-actor"), &path).expect("copy the program");
-        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("chmod");
-        Self { path, _place: place }
-    }
-
-    /// In a directory below one that nobody but root can write; /tmp is none.
-    fn guarded(name: &str) -> Self {
-        fs::create_dir_all("/usr/local").expect("/usr/local");
-        let place = tempfile::Builder::new().prefix("gpureap-test-").tempdir_in("/usr/local").expect("a directory");
-        fs::set_permissions(place.path(), fs::Permissions::from_mode(0o755)).expect("chmod");
-        Self::at(place.path().join("bin").join(name), Some(place))
-    }
-
-    fn in_home(name: &str, owner: u32) -> Self {
-        let place = tempfile::Builder::new().prefix("gpureap-test-").tempdir().expect("a directory");
-        fs::set_permissions(place.path(), fs::Permissions::from_mode(0o755)).expect("chmod");
-        let copy = Self::at(place.path().join(name), Some(place));
-        for path in [copy.path.as_path(), copy.path.parent().expect("a directory")] {
-            chown(path, Some(owner), Some(owner)).expect("chown");
-        }
-        copy
-    }
-}
-
-impl Drop for Copy {
-    fn drop(&mut self) {
-        if let Err(error) = fs::remove_file(&self.path) {
-            note(&format!("{}: {error}", self.path.display()));
-        }
-    }
-}
-
-/// Groups of our own in the cgroup2 hierarchy, removed at the end.
-struct Groups {
-    mount: PathBuf,
-    top: String,
-    made: Vec<PathBuf>,
-}
-
-impl Groups {
-    fn new() -> Option<Self> {
-        let mounts = fs::read_to_string("/proc/self/mounts").expect("the mounts");
-        let mount = mounts.lines().find_map(|line| {
-            let mut words = line.split(' ').skip(1);
-            let (place, kind) = (words.next()?, words.next()?);
-            (kind == "cgroup2").then(|| PathBuf::from(place))
-        })?;
-        // Deeper than what any other hierarchy may say of these processes.
-        let top = format!("/gpureap-test-{}/a/b", std::process::id());
-        Some(Self { mount, top, made: Vec::new() })
-    }
-
-    /// Puts a process into a group of ours; its path below the hierarchy's root.
-    fn put(&mut self, pid: Pid, group: &str) -> String {
-        let path = format!("{}/{group}", self.top);
-        let mut place = self.mount.clone();
-        for part in path.split('/').filter(|part| !part.is_empty()) {
-            place.push(part);
-            if !place.exists() {
-                fs::create_dir(&place).expect("make a cgroup");
-                self.made.push(place.clone());
-            }
-        }
-        fs::write(place.join("cgroup.procs"), pid.to_string()).expect("move into the cgroup");
-        path
-    }
-}
-
-impl Drop for Groups {
-    fn drop(&mut self) {
-        for place in self.made.iter().rev() {
-            let removed = settle(Duration::from_secs(10), || fs::remove_dir(place).err());
-            if let Err(error) = removed {
-                note(&format!("{}: {error}", place.display()));
-            }
-        }
-    }
 }
 
 fn pids(report: &Value, list: &str) -> BTreeSet<Pid> {

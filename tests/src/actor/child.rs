@@ -163,3 +163,9 @@ pub fn live(to_parent: Fd, comm: Option<&str>) -> ! {
     sys::write_all(to_parent, b"x");
     sys::live()
 }
+
+/// The body of `gpureap-actor live-mapped`: as [`live`], with its standard error mapped.
+pub fn live_mapped(to_parent: Fd, comm: &str) -> ! {
+    sys::map(2, libc::PROT_READ, libc::MAP_PRIVATE, 0).expect("map the standard error");
+    live(to_parent, Some(comm))
+}

@@ -58,6 +58,7 @@ pub fn main() -> ExitCode {
         ["noop"] => {}
         ["live", to] => child::live(sys::fd_argument(to), None),
         ["live-named", to, comm, ..] => child::live(sys::fd_argument(to), Some(comm)),
+        ["live-mapped", to, comm, ..] => child::live_mapped(sys::fd_argument(to), comm),
         ["pause", from, to, ..] => child::pause(sys::fd_argument(from), sys::fd_argument(to)),
         ["fence"] => fence::hold(),
         ["ops"] => list(ops::names()),

@@ -19,7 +19,7 @@ pub struct Daemon<B: Borrow<Bench>> {
 
 impl<B: Borrow<Bench>> Daemon<B> {
     /// Starts the daemon and waits until it says that it is ready.
-    pub(super) fn start(bench: B) -> Self {
+    pub fn start(bench: B) -> Self {
         let mut daemon = Self { bench, child: None };
         daemon.start_again();
         daemon

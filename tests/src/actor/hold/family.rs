@@ -25,12 +25,16 @@ fn worker(tell: Fd) -> Pid {
     pid
 }
 
-/// `ghost DEV`: a child inherited the descriptor, the opener is killed. Fields `dead`: the opener; `lineage`: the
-/// holder's ancestors by nearness.
+/// `ghost DEV [mapped]`: a child inherited the descriptor, and the mapping if there is one; the opener is killed. Fields
+/// `dead`: the opener; `lineage`: the holder's ancestors by nearness.
 fn ghost(scene: &Scene) -> Result<Report, Skip> {
     let (hear, tell) = sys::pipe();
+    let mapped = scene.arguments.first() == Some(&"mapped");
     let opener = Child::fork(|_| {
-        scene.open(O_RDWR);
+        let fd = scene.open(O_RDWR);
+        if mapped {
+            sys::map(fd, libc::PROT_READ, libc::MAP_PRIVATE, 0).expect("map the device");
+        }
         worker(tell);
         sys::live();
     });
@@ -38,7 +42,8 @@ fn ghost(scene: &Scene) -> Result<Report, Skip> {
     let dead = opener.pid;
     sys::kill(dead, SIGKILL);
     opener.reap();
-    let report = scene.report(child, &Truth::files(1).fds(child, 1));
+    let truth = Truth::files(1).fds(child, 1);
+    let report = scene.report(child, &if mapped { truth.maps(child, 1) } else { truth });
     Ok(report.with("dead", json!([dead])).with("lineage", json!([dead, sys::pid()])))
 }
 
