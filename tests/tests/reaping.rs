@@ -355,3 +355,70 @@ fn a_dry_run_sends_no_signal_as_the_kernel_tells() {
     reap(&bench, &["--scope", "tree", "--grace", "5s"]).expect_code(0);
     assert!(trace.sent_to(&all).len() >= all.len(), "{:?}", trace.sent_to(&all));
 }
+
+/// A child that reap cannot end for as long as its grace period lasts, so that the reap is in the middle of it.
+fn in_the_middle(bench: &Bench, grace: &str) -> (Scene, std::process::Child) {
+    let stubborn = Scene::start("ignore-term", DEV, &[]);
+    let reap = bench
+        .command(&["reap", "--yes", "--json", "--fence", "--grace", grace, "--include-own-session"])
+        .stdout(std::process::Stdio::piped())
+        .stderr(std::process::Stdio::null())
+        .spawn()
+        .expect("gpureap");
+    wait_for("the door is closed", || refused());
+    (stubborn, reap)
+}
+
+fn refused() -> bool {
+    sys::try_open(DEV, libc::O_RDWR).map(sys::close).is_err_and(|error| error.raw_os_error() == Some(libc::EPERM))
+}
+
+/// K9: 1,000 times a new worker is started at once and tries, while a reap with a fence runs.
+#[test]
+fn k9_behind_the_fence_of_a_reap_no_open_gets_through_in_a_thousand_rounds() {
+    let Some(bench) = shared("K9 fence") else { return };
+    if cgroup2_root(Path::new("/proc")).is_none() {
+        return skip("K9 fence", "no cgroup2 root");
+    }
+    let supervised = Scene::start("respawn", DEV, &[]);
+    let (stubborn, reap) = in_the_middle(&bench, "5s");
+    let rounds = if std::env::var_os("GPUREAP_TEST_VM").is_some() { 100 } else { 1_000 };
+    let mut through = 0;
+    for _ in 0..rounds {
+        let worker = sys::fork();
+        if worker == 0 {
+            sys::exit(i32::from(sys::try_open(DEV, libc::O_RDWR).is_ok()));
+        }
+        through += sys::reap(worker);
+    }
+    assert_eq!(through, 0, "opens that got through in {rounds} rounds");
+    assert!(alive(stubborn.pid()), "the reap was still waiting for it");
+    let output = reap.wait_with_output().expect("the reap ends");
+    let report: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    assert_eq!((output.status.code(), &report["outcome"]), (Some(0), &"freed".into()), "{report:#}");
+    assert_eq!(report["respawned"], Value::Array(Vec::new()), "{report:#}");
+    let denied = report["fence"]["denied"].as_u64().expect("a count");
+    assert!(denied > rounds, "the rounds, and the supervisor's workers: {denied}");
+    let tried = report["fence"]["tried"].as_array().expect("who tried");
+    assert!(tried.iter().any(|one| one["comm"] == "worker"), "the supervisor's workers are named: {report:#}");
+    assert!(!alive(supervised.pid()) && !alive(stubborn.pid()));
+    // The door is open again, and the supervisor, which was not asked for, goes on.
+    wait_for("the door is open", || !refused());
+    wait_for("a new worker holds", || !anybody(&Device::full().key()).is_empty());
+}
+
+#[test]
+fn a_reap_that_is_killed_leaves_no_fence_and_no_harm() {
+    let Some(bench) = shared("killed reap") else { return };
+    if cgroup2_root(Path::new("/proc")).is_none() {
+        return skip("killed reap", "no cgroup2 root");
+    }
+    let (stubborn, mut reap) = in_the_middle(&bench, "60s");
+    reap.kill().expect("kill gpureap");
+    reap.wait().expect("gpureap is gone");
+    wait_for("the door is open", || !refused());
+    assert!(alive(stubborn.pid()));
+    // Whoever comes next finishes the work.
+    bench.run(&["reap", "--yes", "--now"]).expect_code(0);
+    assert!(!alive(stubborn.pid()));
+}

@@ -13,7 +13,7 @@ use crate::{
     model::Source,
     out::{
         sanitize::{command_line, escape},
-        text::word,
+        text::{ranges, word},
     },
 };
 
@@ -221,12 +221,62 @@ fn reason(entry: &Skipped) -> String {
     }
 }
 
+/// Fewer of a kind get a line each.
+const MANY: usize = 4;
+
+/// The processes of a job differ in nothing but their pids and times: many of a kind share a line.
+fn processes(text: &mut String, entries: &[Process]) {
+    // What the line of one says, but for pid and time; `None`: it is told alone.
+    let kind = |entry: &Process| {
+        let Process { identity, result, stuck, signals, exit, via, nodes, unit_stopped, reason, .. } = entry;
+        let Identity { comm, argv, uid, .. } = identity;
+        let signals: Vec<&str> = signals.iter().map(|sent| sent.signal.as_str()).collect();
+        let alone = stuck.is_some() || *result == Some(Ending::Survived);
+        (!alone).then(|| {
+            let ending = format!("{result:?} {exit:?} {reason:?} {unit_stopped:?} {via:?}");
+            (argv.clone(), comm.clone(), *uid, nodes.clone(), signals.join("+"), ending)
+        })
+    };
+    let kinds: Vec<_> = entries.iter().map(kind).collect();
+    let mut told = BTreeSet::new();
+    for (position, entry) in entries.iter().enumerate() {
+        if told.contains(&position) {
+            continue;
+        }
+        let own = &kinds[position];
+        let same: Vec<usize> = (position..entries.len())
+            .filter(|other| *other == position || own.is_some() && kinds[*other] == *own)
+            .collect();
+        if same.len() < MANY {
+            process(text, entry, "");
+            continue;
+        }
+        told.extend(&same);
+        several(text, &same.iter().map(|other| &entries[*other]).collect::<Vec<_>>());
+    }
+}
+
+/// One line for all of a kind, and one with their pids.
+fn several(text: &mut String, entries: &[&Process]) {
+    let mut first = entries[0].clone();
+    let times: Vec<f64> = entries.iter().filter_map(|entry| entry.exited_ms.or(entry.closed_ms)).collect();
+    let (least, most) = (times.iter().copied().fold(f64::MAX, f64::min), times.iter().copied().fold(0.0, f64::max));
+    (first.exited_ms, first.closed_ms) = (None, None);
+    let mut line = String::new();
+    process(&mut line, &first, "");
+    let pid = format!("{:>7}", first.identity.pid);
+    let count = format!("{:>5} ×", entries.len());
+    let line = line.trim_end().replacen(&pid, &count, 1);
+    let span = if times.is_empty() { String::new() } else { format!(" after {} to {}", took(least), took(most)) };
+    push(text, &format!("{line}{span}"));
+    let pids: BTreeSet<u32> = entries.iter().map(|entry| entry.identity.pid).collect();
+    push(text, &format!("          pids {}", ranges(&pids.into_iter().collect::<Vec<_>>())));
+}
+
 /// Everything that was done, and what it came to.
 pub fn report(report: &Report) -> String {
     let mut text = String::new();
-    for entry in &report.processes {
-        process(&mut text, entry, "");
-    }
+    processes(&mut text, &report.processes);
     skipped(&mut text, report);
     for entry in &report.respawned {
         let by = entry.identity.unit.as_ref().or(entry.identity.container.as_ref()).map_or_else(

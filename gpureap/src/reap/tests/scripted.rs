@@ -13,7 +13,7 @@ use crate::{
         memory::{MemoryFacts, MemoryWitness, MemoryWord, SlotMemory, Staying},
         plan::{Class, Matching, Policy, Skip, Subject},
         reaper::Reaper,
-        report::{Ending, Entry, Outcome, Report},
+        report::{Ending, Entry, ExitStatus, Outcome, Report},
         scope::Scope,
         signaller::{
             Signal::{self, Kill, Term},
@@ -814,4 +814,27 @@ fn memory_is_the_last_of_the_three_facts() {
     let (report, _) = run(vec![actor(10)], silent);
     assert_eq!((report.outcome, report.exit_code, report.verified), (Some(Outcome::Freed), 0, true));
     assert_eq!(report.notes, ["device memory is not confirmed: NVML did not answer within 2 s"]);
+}
+
+#[test]
+fn many_of_a_kind_share_a_line() {
+    let jobs = |actors: Vec<Actor>| text::report(&reap(actors, ladder_of(10, 100)).0);
+    // The arguments of the world's processes tell their pids, so each is of its own kind.
+    assert_eq!(jobs((10..20).map(actor).collect()).lines().count(), 11);
+    let (mut report, _) = reap((10..136).map(actor).collect(), ladder_of(10, 100));
+    for entry in &mut report.processes {
+        entry.identity.argv = vec!["python3".to_owned(), "train.py".to_owned()];
+    }
+    report.processes[3].exited_ms = Some(90.0);
+    let text = text::report(&report);
+    let lines: Vec<&str> = text.lines().collect();
+    let all =
+        "TERM       126 ×  root        /dev/nvidia0  python3 train.py  killed by signal 15 after 5.0 ms to 90.0 ms";
+    assert_eq!(lines[..2], [all, "          pids 10-135"]);
+    assert_eq!(lines.len(), 3, "{text}");
+    // One that ended otherwise stands out.
+    report.processes[5].exit = Some(ExitStatus { code: Some(1), ..ExitStatus::default() });
+    let text = text::report(&report);
+    assert!(text.contains("125 ×") && text.contains("\n          pids 10-14, 16-135\n"), "{text}");
+    assert!(text.lines().any(|line| line.starts_with("TERM           15") && line.contains("exited 1")), "{text}");
 }
