@@ -236,13 +236,12 @@ impl Freezer {
             let freezer = fields[2] == "cgroup" && fields[3].split(',').any(|option| option == "freezer");
             freezer.then(|| PathBuf::from(fields[1]))
         });
-        let (root, mounted) = match there {
-            Some(root) => (root, None),
-            None => {
-                fs::create_dir_all(place)?;
-                rustix::mount::mount("none", place, "cgroup", rustix::mount::MountFlags::empty(), c"freezer")?;
-                (place.to_owned(), Some(place.to_owned()))
-            }
+        let (root, mounted) = if let Some(root) = there {
+            (root, None)
+        } else {
+            fs::create_dir_all(place)?;
+            rustix::mount::mount("none", place, "cgroup", rustix::mount::MountFlags::empty(), c"freezer")?;
+            (place.to_owned(), Some(place.to_owned()))
         };
         let group = root.join(format!("gpureap-test-{}", std::process::id()));
         fs::create_dir(&group)?;
@@ -365,7 +364,7 @@ fn in_the_middle(bench: &Bench, grace: &str) -> (Scene, std::process::Child) {
         .stderr(std::process::Stdio::null())
         .spawn()
         .expect("gpureap");
-    wait_for("the door is closed", || refused());
+    wait_for("the door is closed", refused);
     (stubborn, reap)
 }
 

@@ -174,12 +174,14 @@ fn job_path(path: &str) -> Option<(&str, Kind)> {
         return first(&|place| place.container == whole.container).map(|path| (path, Kind::Job));
     }
     let login = |unit: &str| {
-        unit == "init.scope" || unit.starts_with("session-") && unit.ends_with(".scope") || unit.starts_with("user@")
+        unit == "init.scope"
+            || unit.starts_with("session-") && unit.strip_suffix(".scope").is_some()
+            || unit.starts_with("user@")
     };
     match &whole.unit {
         Some(unit) if login(unit) => None,
         Some(_) => first(&|place| place.unit == whole.unit).map(|path| (path, Kind::Any)),
-        None => (path.len() > 1 && !path.ends_with(".slice")).then_some((path, Kind::Any)),
+        None => (path.len() > 1 && path.strip_suffix(".slice").is_none()).then_some((path, Kind::Any)),
     }
 }
 

@@ -19,7 +19,7 @@ const TICK_NS: u64 = 10_000_000;
 /// Whether two keys name one process. One that comes from /proc has its start in whole ticks, in which a pid can be
 /// given out twice; two exact ones agree exactly or are two processes.
 pub const fn same_process(one: ProcKey, other: ProcKey) -> bool {
-    let coarse = one.start_ns % TICK_NS == 0 || other.start_ns % TICK_NS == 0;
+    let coarse = one.start_ns.is_multiple_of(TICK_NS) || other.start_ns.is_multiple_of(TICK_NS);
     one.tgid == other.tgid
         && (one.start_ns == other.start_ns || coarse && one.start_ns / TICK_NS == other.start_ns / TICK_NS)
 }

@@ -91,10 +91,9 @@ fn process(text: &mut String, entry: &Process, first_signal: &str) {
     let signals = entry.signals.iter().map(|sent| sent.signal.strip_prefix("SIG").unwrap_or(&sent.signal));
     let sent: Vec<&str> = stop.chain(signals).collect();
     let sent = match (entry.result, sent.is_empty()) {
-        (None, false) => sent.join("+"),
         (None, true) => first_signal.to_owned(),
         (Some(_), true) => "-".to_owned(),
-        (Some(_), false) => sent.join("+"),
+        (_, false) => sent.join("+"),
     };
     push(
         text,
@@ -238,7 +237,7 @@ fn processes(text: &mut String, entries: &[Process]) {
         })
     };
     let kinds: Vec<_> = entries.iter().map(kind).collect();
-    let mut told = BTreeSet::new();
+    let mut told: BTreeSet<usize> = BTreeSet::new();
     for (position, entry) in entries.iter().enumerate() {
         if told.contains(&position) {
             continue;
