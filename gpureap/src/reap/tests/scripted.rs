@@ -829,7 +829,7 @@ fn many_of_a_kind_share_a_line() {
     let text = text::report(&report);
     let lines: Vec<&str> = text.lines().collect();
     let all =
-        "TERM       126 ×  root        /dev/nvidia0  python3 train.py  killed by signal 15 after 5.0 ms to 90.0 ms";
+        "TERM        126 ×  root        /dev/nvidia0  python3 train.py  killed by signal 15 after 5.0 ms to 90.0 ms";
     assert_eq!(lines[..2], [all, "          pids 10-135"]);
     assert_eq!(lines.len(), 3, "{text}");
     // One that ended otherwise stands out.
