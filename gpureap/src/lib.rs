@@ -25,5 +25,7 @@ pub mod out;
 pub mod process;
 pub mod reap;
 pub mod run;
+#[cfg(test)]
+mod schema_check;
 pub mod track;
 pub mod watch;

@@ -187,27 +187,8 @@ fn pids(decision: &Decision) -> Vec<u32> {
     decision.blockers.iter().filter_map(|blocker| Some(blocker.process.as_ref()?.pid)).collect()
 }
 
-/// Properties that the schema does not name are mistakes here, although readers must accept them from later versions.
-fn strict(schema: &mut Value) {
-    match schema {
-        Value::Object(map) => {
-            map.values_mut().for_each(strict);
-            if map.contains_key("properties") {
-                map.insert("additionalProperties".to_owned(), false.into());
-            }
-        }
-        Value::Array(list) => list.iter_mut().for_each(strict),
-        _ => {}
-    }
-}
-
 pub(crate) fn check(value: &Value) {
-    let mut schema: Value = serde_json::from_str(SCHEMA).unwrap();
-    strict(&mut schema);
-    let validator = jsonschema::options().should_validate_formats(true).build(&schema).unwrap();
-    let errors: Vec<String> =
-        validator.iter_errors(value).map(|error| format!("{}: {error}", error.instance_path())).collect();
-    assert!(errors.is_empty(), "{errors:#?}");
+    crate::schema_check::check(SCHEMA, value);
 }
 
 #[test]

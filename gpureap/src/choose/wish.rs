@@ -2,7 +2,7 @@
 
 use std::{fmt, str::FromStr, time::Duration};
 
-use crate::config::duration;
+use crate::{config::duration, process::users};
 
 /// The kernel keeps 15 bytes of a process's name (`TASK_COMM_LEN` is 16 with the zero).
 const COMM_MAX: usize = 15;
@@ -27,7 +27,7 @@ pub fn user(text: &str) -> Result<u32, String> {
     if let Ok(uid) = text.parse() {
         return Ok(uid);
     }
-    uzers::get_user_by_name(text).map(|user| user.uid()).ok_or_else(|| format!("no such user: {text}"))
+    users::uid_of(text).ok_or_else(|| format!("no such user: {text}"))
 }
 
 /// The name of a process, as long as the kernel keeps it.

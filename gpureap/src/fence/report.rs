@@ -19,7 +19,7 @@ use crate::{
     gpu::devices::Devices,
     host::Host,
     model::{Device, DeviceKind, Slot},
-    process::{Facts, Place, facts::user_name},
+    process::{Facts, Place, users},
 };
 
 pub const SCHEMA: &str = "gpureap.fence/1";
@@ -171,7 +171,7 @@ impl Names for HostNames<'_> {
     }
 
     fn user(&self, uid: u32) -> Option<String> {
-        user_name(uid)
+        users::name_of(uid)
     }
 }
 

@@ -232,16 +232,12 @@ fn a_holder_that_is_gone_is_none() {
 #[test]
 fn real_output_fits_the_schema() {
     let schema = include_str!("../../../docs/schema/holders-1.json");
-    let schema: serde_json::Value = serde_json::from_str(schema).unwrap();
-    let validator = jsonschema::draft202012::new(&schema).unwrap();
     for report in [sample(), left_behind(3)] {
         let value = serde_json::to_value(&report).unwrap();
-        let errors: Vec<String> =
-            validator.iter_errors(&value).map(|error| format!("{}: {error}", error.instance_path())).collect();
-        assert_eq!(errors, <[String; 0]>::default());
+        crate::schema_check::check(schema, &value);
         assert_eq!(serde_json::from_value::<HoldersReport>(value).unwrap(), report);
     }
     let mut value = serde_json::to_value(sample()).unwrap();
     value["holders"][0]["devices"][0]["role"] = "owner".into();
-    assert!(!validator.is_valid(&value));
+    assert!(!crate::schema_check::mistakes(schema, &value).is_empty());
 }

@@ -2,12 +2,10 @@
 //! so a pid that is reused meanwhile cannot mix two processes.
 
 use std::{
-    cell::RefCell,
-    collections::HashMap,
     ffi::OsString,
     os::{
         fd::{AsFd as _, OwnedFd},
-        unix::ffi::{OsStrExt as _, OsStringExt as _},
+        unix::ffi::OsStringExt as _,
     },
     path::{Path, PathBuf},
 };
@@ -20,6 +18,7 @@ use rustix::{
 use super::{
     place::{Place, cgroup_path, cgroup_paths},
     stat::{self, Stat, Status},
+    users,
 };
 
 /// What /proc tells of a process.
@@ -94,7 +93,7 @@ impl Facts {
             exe,
             exe_deleted,
             uid,
-            user: uid.and_then(user_name),
+            user: uid.and_then(users::name_of),
             place: cgroup.as_deref().map(Place::of).unwrap_or_default(),
             cgroup,
             thread_count: threads,
@@ -225,19 +224,6 @@ fn split_arguments(cmdline: &[u8]) -> Vec<String> {
 fn split_deleted(exe: &[u8]) -> (Option<PathBuf>, bool) {
     let plain = exe.strip_suffix(b" (deleted)");
     (Some(OsString::from_vec(plain.unwrap_or(exe).to_vec()).into()), plain.is_some())
-}
-
-thread_local! {
-    /// A lookup may ask a directory server; once per user is enough for one run.
-    static USERS: RefCell<HashMap<u32, Option<String>>> = RefCell::default();
-}
-
-/// The user's name; `None` for one without.
-pub fn user_name(uid: u32) -> Option<String> {
-    USERS.with_borrow_mut(|users| {
-        let ask = || uzers::get_user_by_uid(uid).map(|user| lossy(user.name().as_bytes()));
-        users.entry(uid).or_insert_with(ask).clone()
-    })
 }
 
 #[cfg(test)]

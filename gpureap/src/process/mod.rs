@@ -6,6 +6,7 @@ pub mod names;
 pub mod place;
 pub mod stat;
 pub mod table;
+pub mod users;
 pub mod walk;
 
 pub use facts::{Facts, Thread};

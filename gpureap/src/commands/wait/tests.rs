@@ -190,25 +190,8 @@ fn the_first_of_several_causes_wins() {
 
 const SCHEMA: &str = include_str!("../../../../docs/schema/wait-1.json");
 
-/// Properties that the schema does not name are mistakes here, although readers must accept them from later versions.
-fn strict(schema: &mut Value) {
-    match schema {
-        Value::Object(map) => {
-            map.values_mut().for_each(strict);
-            if map.contains_key("properties") {
-                map.insert("additionalProperties".to_owned(), false.into());
-            }
-        }
-        Value::Array(list) => list.iter_mut().for_each(strict),
-        _ => {}
-    }
-}
-
 fn faults(value: &Value) -> Vec<String> {
-    let mut schema: Value = serde_json::from_str(SCHEMA).unwrap();
-    strict(&mut schema);
-    let validator = jsonschema::options().should_validate_formats(true).build(&schema).unwrap();
-    validator.iter_errors(value).map(|error| format!("{}: {error}", error.instance_path())).collect()
+    crate::schema_check::mistakes(SCHEMA, value)
 }
 
 fn identity(holder: &Holder) -> Identity {
