@@ -57,7 +57,7 @@ impl Door {
             Some(slots) => slots.clone(),
             None => devices.gpus().map(|device| device.slot).collect(),
         };
-        let time = u64::try_from((time + SPARE).as_nanos()).unwrap_or(u64::MAX);
+        let time = u64::try_from(time.saturating_add(SPARE).as_nanos()).unwrap_or(u64::MAX);
         let exempt = Exemptions { processes: helper.into_iter().collect(), cgroups: BTreeSet::new() };
         let deadline = boottime_ns().saturating_add(time);
         Ok(Self { fence: Fence::raise(config, devices, &chosen, Some(deadline), &exempt)? })

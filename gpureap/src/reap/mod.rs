@@ -96,11 +96,19 @@ pub fn reap(
     let people = ProcPeople::classed(&config.paths, &config.classes);
     let mut policy = policy(args, config, devices, &people)?;
     let chooser = Chooser::new(&args.choosing, &config.paths, eyes.lineage())?;
-    let mut nvml = memory::Nvml::prepare(config, devices, &policy);
+    // A plan asks for contexts alone, and those count only where use does.
+    let asks_nvml = !args.dry_run || policy.matching == Matching::Attached;
+    let mut nvml = if asks_nvml { memory::Nvml::prepare(config, devices, &policy) } else { None };
     let helper = nvml.as_ref().and_then(memory::Nvml::helper);
     let eyes = &Without { eyes, pids: helper.iter().map(|key| key.tgid).collect() };
     let door = if args.fence && !args.dry_run {
-        Some(Door::close(config, devices, &policy, helper, (args.grace + args.timeout) * reaper::ROUNDS)?)
+        Some(Door::close(
+            config,
+            devices,
+            &policy,
+            helper,
+            args.grace.saturating_add(args.timeout).saturating_mul(reaper::ROUNDS),
+        )?)
     } else {
         None
     };

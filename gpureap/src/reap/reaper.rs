@@ -3,6 +3,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     path::Path,
+    time::Duration,
 };
 
 use super::{
@@ -169,7 +170,9 @@ impl Reaper<'_> {
             let targets: BTreeSet<u32> = planned.plan.targets().map(|row| row.key.tgid).collect();
             let others = proof.view.holders.iter().map(|holder| holder.key.tgid).filter(|pid| !targets.contains(pid));
             let staying = Staying { remaining: others.collect(), heirs: proof.view.holders.clone() };
-            witness.testify(&staying, rungs.timeout)
+            // Whoever still holds keeps its memory: there is nothing to wait for.
+            let waits = proof.still.is_empty() && !fates.iter().any(|fate| fate.exiting);
+            witness.testify(&staying, if waits { rungs.timeout } else { Duration::ZERO })
         });
         let memory = memory.unwrap_or_default();
         let now = self.signaller.now_ns();
