@@ -53,23 +53,30 @@ impl Ledger for NoLedger {
     fn before(&mut self, _act: Act<'_>, _to: &[ProcKey]) {}
 }
 
-/// A child with that pid, or with any, which holds the device or does not.
+/// A child with that pid, or with any, which holds the device or does not. Forked while other threads run, so the child
+/// allocates nothing: another thread may have been in the middle of it.
 fn child(pid: Option<Pid>, holds: bool) -> io::Result<Pid> {
+    let device = sys::cstr(DEV);
     let (ready, tell) = sys::pipe();
     let child = pid.map_or_else(|| Ok(sys::fork()), sys::fork_as)?;
     if child == 0 {
-        if holds {
-            sys::open(DEV, libc::O_RDWR);
+        // SAFETY: a path that ends in a zero, made before the fork.
+        let opened = !holds || unsafe { libc::open(device.as_ptr(), libc::O_RDWR) } >= 0;
+        if opened {
+            sys::write_all(tell, b"x");
         }
-        sys::write_all(tell, b"x");
         sys::close(tell);
         loop {
             sys::sleep(1_000_000);
         }
     }
     sys::close(tell);
-    sys::wait_byte(ready);
+    let told = sys::read(ready, &mut [0]);
     sys::close(ready);
+    if told == 0 {
+        sys::kill(child, libc::SIGTERM);
+        panic!("the child {child} said nothing, wait status {:#x} (0xf: it could not open {DEV})", sys::reap(child));
+    }
     Ok(child)
 }
 
