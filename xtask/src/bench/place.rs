@@ -65,6 +65,15 @@ impl Place {
         self.dir.path().join(name)
     }
 
+    /// A tracefs for this measurement.
+    pub(super) fn mount_tracing(&mut self) -> Result<PathBuf> {
+        let at = self.path("tracing");
+        fs::create_dir(&at)?;
+        mount("tracefs", &at, "tracefs", MountFlags::empty(), None).context("mount a tracefs")?;
+        self.mounted.push(at.clone());
+        Ok(at)
+    }
+
     /// The stand-in's node; nobody else has this path.
     pub(super) fn node(&self) -> PathBuf {
         self.path("dev/standin")
