@@ -215,7 +215,7 @@ impl Times {
         self.signals.push(last(|told| told.signal_ms));
         self.closed.push(last(|told| told.closed_ms));
         if let Some(events) = events {
-            self.lags.push(Lags::of(&events, &told, elapsed_ms, &finished.ran_us)?);
+            self.lags.push(Lags::of(&events, place.inode()?, &told, elapsed_ms, &finished.ran_us)?);
         }
         self.probe_set = backend.unwrap_or_default();
         Ok(())
@@ -323,16 +323,16 @@ fn tables(results: &Results, kernel: &str) -> String {
     text
 }
 
-const COLUMNS: &str = "| what | rounds | median | p95 | max |\n|---|--:|--:|--:|--:|\n";
+const COLUMNS: &str = "| what | rounds | min | median | p95 | max |\n|---|--:|--:|--:|--:|--:|\n";
 
 fn row(text: &mut String, what: &str, stats: Stats) {
-    let Stats { rounds, min_ms: _, median_ms, p90_ms: _, p95_ms, max_ms } = stats;
-    let [median, p95, max] = [median_ms, p95_ms, max_ms].map(short);
-    push(text, format_args!("| {what} | {rounds} | {median} | {p95} | {max} |\n"));
+    let Stats { rounds, min_ms, median_ms, p90_ms: _, p95_ms, max_ms } = stats;
+    let [min, median, p95, max] = [min_ms, median_ms, p95_ms, max_ms].map(short);
+    push(text, format_args!("| {what} | {rounds} | {min} | {median} | {p95} | {max} |\n"));
 }
 
 fn lag_rows(text: &mut String, lags: &LagStats) {
-    let LagStats { ended, known, known_after_end, proved, returned } = lags;
+    let LagStats { ended, known, known_after_end, proved, returned, closed_elsewhere } = lags;
     text.push_str(COLUMNS);
     for (what, stats) in [
         ("last close → the kernel has ended the last holder (`exit_notify`)", ended),
@@ -343,6 +343,13 @@ fn lag_rows(text: &mut String, lags: &LagStats) {
     ] {
         row(text, what, *stats);
     }
+    push(
+        text,
+        format_args!(
+            "\nLast closes that another process made, as it had the file in hand: \
+             {closed_elsewhere}.\n"
+        ),
+    );
 }
 
 /// How the two clocks are brought together, and what stands for the close.
@@ -351,12 +358,14 @@ fn method(kernel: &str) -> String {
         "Each round has a trace of its own, on the clock `boot`, which is gpureap's clock too. The close is where the \
          kernel takes off the lock that each holder keeps on its open device (`filelock:flock_lock_inode` with \
          `FL_CLOSE`): in `__fput`, right before the driver's `release`. `exit_notify` is the SIGCHLD that the holder \
-         causes (`signal:signal_generate`); it comes after all files are closed, so it is an upper bound of the close \
-         that also covers the driver's part. That order was checked for every holder in every round, on this kernel \
-         ({kernel}). gpureap's times count from its beginning; they are laid on the trace at the signal that followed \
-         its time in the report soonest, so they are late by the way of that signal into the kernel, never early. The \
-         wall-clock times of the report would do too, but they are rounded to milliseconds. gpureap is woken by the \
-         pidfd on the way through `exit_notify`, shortly before the SIGCHLD. Times in ms.\n"
+         causes (`signal:signal_generate`). For a holder that makes the last close itself it comes after that, and is an \
+         upper bound that covers the driver's part too: so it was in every round, on this kernel ({kernel}). But \
+         who looks at the files of a process, as gpureap and its daemon do, has each of them in hand for a moment; if \
+         the holder lets go just then, the look makes the last close. Those are counted below the tables, and a negative \
+         time means that such a close came later.\n\n\
+         gpureap's times count from its beginning. They are laid on the trace at the signal that followed its time in \
+         the report soonest, so they are late by the way of that signal into the kernel, and not early. gpureap is woken \
+         by the pidfd on the way through `exit_notify`, shortly before the SIGCHLD. Times in ms.\n"
     )
 }
 
@@ -399,7 +408,14 @@ mod tests {
     #[test]
     fn bars_with_and_without_a_trace() {
         let measured = |lags: &[Lags]| bars(&results(lags)).iter().map(|bar| bar.measured).collect::<Vec<_>>();
-        let lags = |known| Lags { ended: 0.1, known, proved: 5.0, returned: 6.0, known_after_end: known - 0.1 };
+        let lags = |known| Lags {
+            ended: 0.1,
+            known,
+            proved: 5.0,
+            returned: 6.0,
+            known_after_end: known - 0.1,
+            closed_elsewhere: 0,
+        };
         let many: Vec<Lags> = (1..=30).map(|tenth| lags(f64::from(tenth) / 10.0)).collect();
         let known = [1.55, 2.9, 3.0].map(Some);
         assert_eq!(measured(&many), [[10.0, 220.0].map(Some).as_slice(), &known, &known].concat());
@@ -408,10 +424,15 @@ mod tests {
 
     #[test]
     fn tables_have_a_part_for_the_trace_only_with_one() {
-        let lags = Lags { ended: 0.1, known: 0.25, proved: 5.0, returned: 6.0, known_after_end: -0.02 };
+        let lags =
+            Lags { ended: 0.1, known: 0.25, proved: 5.0, returned: 6.0, known_after_end: -0.02, closed_elsewhere: 3 };
         let text = tables(&results(&[lags]), "6.18.44");
-        assert_eq!(text.matches("| … counted from `exit_notify` | 1 | -0.020 | -0.020 | -0.020 |\n").count(), 2);
+        assert_eq!(
+            text.matches("| … counted from `exit_notify` | 1 | -0.020 | -0.020 | -0.020 | -0.020 |\n").count(),
+            2
+        );
         assert!(text.contains("on this kernel (6.18.44)"));
+        assert_eq!(text.matches("in hand: 3.\n").count(), 2);
         assert!(!tables(&results(&[]), "6.18.44").contains("exit_notify"));
     }
 }

@@ -26,7 +26,14 @@ pub(super) enum What {
         to: u32,
     },
     /// A locked file is being closed for good.
-    Close,
+    Close(Inode),
+}
+
+/// Of a node, with the device number of its file system.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Inode {
+    pub(super) device: (u32, u32),
+    pub(super) number: u64,
 }
 
 /// A running record; it is removed when dropped.
@@ -94,11 +101,18 @@ fn event(line: &str) -> Result<Option<Event>> {
         (head, What::Signal { signal: signal.parse()?, to: to.parse()? })
     } else {
         let (head, fields) = line.split_once(": flock_lock_inode: ").context("an event that was not asked for")?;
-        let flags = fields.split(' ').find_map(|field| field.strip_prefix("fl_flags=")).context("no flags")?;
+        let field = |name: &str| {
+            let value = fields.split(' ').find_map(|field| field.strip_prefix(name)?.strip_prefix('='));
+            value.with_context(|| format!("no {name}"))
+        };
+        let flags = field("fl_flags")?;
         if !flags.split('|').any(|flag| flag == "FL_CLOSE") {
             return Ok(None);
         }
-        (head, What::Close)
+        let hex = |text: &str| u64::from_str_radix(text.trim_start_matches("0x"), 16);
+        let (major, minor) = field("dev")?.split_once(':').context("no dev")?;
+        let device = (hex(major)?.try_into()?, hex(minor)?.try_into()?);
+        (head, What::Close(Inode { device, number: hex(field("ino")?)? }))
     };
     let mut words = head.split_whitespace().rev();
     let (seconds, micros) = words.next().and_then(|time| time.split_once('.')).context("no time")?;
@@ -115,7 +129,7 @@ mod tests {
     const KILL: &str = "         gpureap-19341   [001] dN.1. 17554.359163: signal_generate: \
                         sig=9 errno=0 code=0 comm=xtask pid=19391 grp=1 res=0";
     const CLOSE: &str = "           xtask-19391   [001] ..... 17554.360656: flock_lock_inode: fl=000000007765b90d \
-                         dev=0x0:0x6 ino=0x3 fl_blocker=0000000000000000 fl_owner=000000007765b90d fl_pid=19391 \
+                         dev=0x0:0x2a ino=0x3 fl_blocker=0000000000000000 fl_owner=000000007765b90d fl_pid=19391 \
                          fl_flags=FL_FLOCK|FL_CLOSE fl_type=F_UNLCK fl_start=0 fl_end=9223372036854775807 ret=0";
 
     fn whole(kept: usize, written: usize, lines: &[&str]) -> String {
@@ -126,7 +140,8 @@ mod tests {
     #[test]
     fn lines_of_a_trace() {
         let kill = Event { at_us: 17_554_359_163, task: 19341, what: What::Signal { signal: 9, to: 19391 } };
-        let close = Event { at_us: 17_554_360_656, task: 19391, what: What::Close };
+        let close =
+            Event { at_us: 17_554_360_656, task: 19391, what: What::Close(Inode { device: (0, 0x2a), number: 3 }) };
         assert_eq!(parse(&whole(2, 2, &[KILL, CLOSE])).unwrap(), [kill, close]);
         // Without the column of flags' right half, as older kernels write it.
         let older = KILL.replace("dN.1.", "dN.1");
@@ -148,7 +163,8 @@ mod tests {
             ("not in microseconds", KILL.replace("17554.359163", "17554.359")),
             ("no task", KILL.replace("gpureap-19341", "gpureap")),
             ("not asked for", KILL.replace("signal_generate", "signal_deliver")),
-            ("no flags", CLOSE.replace("fl_flags=", "flags=")),
+            ("no ino", CLOSE.replace("ino=", "no=")),
+            ("no fl_flags", CLOSE.replace("fl_flags=", "flags=")),
         ] {
             assert!(error(&whole(1, 1, &[&line])).contains(what), "{what}: {}", error(&whole(1, 1, &[&line])));
         }
