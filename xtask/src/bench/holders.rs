@@ -163,7 +163,7 @@ pub(super) fn run(options: &Options) -> Result<()> {
     processes.dedup();
     let (gpureap, lookup) = (build_gpureap()?, build_lookup()?);
     let place = Place::new(&gpureap)?;
-    let surroundings = Surroundings::look(&place)?;
+    let surroundings = Surroundings::look(&place, None)?;
     let mut notes = surroundings.notes();
     let mut probe_set = String::new();
     let mut loads = Vec::new();
@@ -309,7 +309,7 @@ fn tables(results: &Results) -> String {
             ),
         );
         for Row { command, stats, faster_than_fuser, wrong_rounds, who: _ } in rows {
-            let Stats { rounds, min_ms, median_ms, p90_ms } = *stats;
+            let Stats { rounds, min_ms, median_ms, p90_ms, p95_ms: _, max_ms: _ } = *stats;
             let [min, median, p90, faster] = [min_ms, median_ms, p90_ms, *faster_than_fuser].map(short);
             push(
                 &mut text,
@@ -327,7 +327,7 @@ fn tables(results: &Results) -> String {
     );
     let calls = [("Handles::procs", procs), ("read_maps", read_maps), ("Eyes::view", view), ("from_pins", open)];
     for (call, stats) in calls {
-        let Stats { rounds, min_ms, median_ms, p90_ms } = *stats;
+        let Stats { rounds, min_ms, median_ms, p90_ms, p95_ms: _, max_ms: _ } = *stats;
         let [min, median, p90] = [min_ms, median_ms, p90_ms].map(|ms| short(ms * 1e3));
         push(&mut text, format_args!("| `{call}` | {rounds} | {min} | {median} | {p90} |\n"));
     }
@@ -354,7 +354,7 @@ mod tests {
 
     #[test]
     fn bars_compare_the_ends() {
-        let stats = |median_ms| Stats { rounds: 1, min_ms: median_ms, median_ms, p90_ms: median_ms };
+        let stats = |ms| Stats::of_ms(vec![ms]).unwrap();
         let load = |processes, own, fuser| {
             let row = |who: Who, median| Row {
                 command: who.name(),

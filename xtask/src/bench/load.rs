@@ -78,8 +78,7 @@ pub(super) fn serve(options: &Options) -> Result<()> {
     let node = CString::new(node.to_str().context("the node's path is not UTF-8")?)?;
     // A session of its own, as jobs have: gpureap spares the session that it runs in.
     rustix::process::setsid().context("setsid")?;
-    // SAFETY: one disposition without a handler replaces another: children leave no zombies.
-    unsafe { libc::signal(libc::SIGCHLD, libc::SIG_IGN) };
+    no_zombies().context("sigaction")?;
     let null = open(c"/dev/null", libc::O_RDWR).context("open /dev/null")?;
     let mut ends = [0; 2];
     // SAFETY: the array has room for both ends.
@@ -134,6 +133,16 @@ pub(super) fn serve(options: &Options) -> Result<()> {
     Ok(())
 }
 
+/// Children are collected by the kernel. With `SIG_IGN` it would not send their signals either, and those are what a trace
+/// tells their end by.
+fn no_zombies() -> io::Result<()> {
+    // SAFETY: a disposition of zeros is the default one, with an empty mask.
+    let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
+    action.sa_flags = libc::SA_NOCLDWAIT;
+    // SAFETY: the structure outlives the call, and the old disposition is not asked for.
+    check(unsafe { libc::sigaction(libc::SIGCHLD, &raw const action, std::ptr::null_mut()) }).map(drop)
+}
+
 /// Gives a child its descriptors, and nothing else but `keep`.
 fn furnish(null: i32, descriptors: u32, keep: i32, node: Option<&CStr>) -> io::Result<()> {
     set_parent_process_death_signal(Some(Signal::KILL))?;
@@ -147,7 +156,10 @@ fn furnish(null: i32, descriptors: u32, keep: i32, node: Option<&CStr>) -> io::R
     }
     let mut next = 3;
     if let Some(node) = node {
-        open(node, libc::O_RDWR | libc::O_NOCTTY | libc::O_NONBLOCK)?;
+        let device = open(node, libc::O_RDWR | libc::O_NOCTTY | libc::O_NONBLOCK)?;
+        // Whose removal a trace shows when the kernel closes the file.
+        // SAFETY: no memory is passed.
+        check(unsafe { libc::flock(device, libc::LOCK_SH | libc::LOCK_NB) })?;
         next += 1;
     }
     for _ in next..descriptors {

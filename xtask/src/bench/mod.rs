@@ -1,20 +1,24 @@
 //! Measurements against the bars of the design: `cargo xtask bench --help`.
 
 mod holders;
+mod lags;
 mod load;
 mod place;
 mod reap;
 mod report;
 mod stats;
+mod trace;
 
 use std::{
     fs::File,
+    ops::RangeInclusive,
     path::{Path, PathBuf},
     process::{Command, ExitStatus, Stdio},
     time::{Duration, Instant},
 };
 
 use anyhow::{Context as _, Result, ensure};
+use rustix::time::{ClockId, clock_gettime};
 
 use crate::process::{self, root, shown};
 
@@ -67,6 +71,8 @@ fn check_tools() -> Result<()> {
 /// A finished process.
 struct Finished {
     wall: Duration,
+    /// The same on the clock of a trace: boottime in microseconds.
+    ran_us: RangeInclusive<i64>,
     status: ExitStatus,
     stdout: String,
     stderr: String,
@@ -79,15 +85,22 @@ fn timed(mut command: Command, output: &Path) -> Result<Finished> {
     let create = |path: &PathBuf| File::create(path).with_context(|| format!("create {}", path.display()));
     command.stdin(Stdio::null()).stdout(create(&paths[0])?).stderr(create(&paths[1])?);
     let name = shown(&command);
+    let started_us = boottime_us();
     let started = Instant::now();
     let mut child = command.spawn().with_context(|| format!("cannot start {name}"))?;
     let status = child.wait().with_context(|| format!("wait for {name}"))?;
     let wall = started.elapsed();
+    let ran_us = started_us..=boottime_us();
     let read = |path: &PathBuf| {
         let bytes = std::fs::read(path).with_context(|| format!("read {}", path.display()))?;
         anyhow::Ok(String::from_utf8_lossy(&bytes).into_owned())
     };
-    Ok(Finished { wall, status, stdout: read(&paths[0])?, stderr: read(&paths[1])? })
+    Ok(Finished { wall, ran_us, status, stdout: read(&paths[0])?, stderr: read(&paths[1])? })
+}
+
+fn boottime_us() -> i64 {
+    let time = clock_gettime(ClockId::Boottime);
+    time.tv_sec * 1_000_000 + time.tv_nsec / 1_000
 }
 
 /// Puts a list into a random order that is the same in every run.

@@ -14,12 +14,14 @@ use std::{
 
 use anyhow::{Context as _, Result, bail, ensure};
 use rustix::{
-    fs::{CWD, FileType, Mode, makedev, mknodat},
+    fs::{CWD, FileType, Mode, major, makedev, minor, mknodat},
     mount::{MountFlags, MountPropagationFlags, UnmountFlags, mount, mount_change, unmount},
     process::{Pid, Signal, kill_process, set_parent_process_death_signal},
     thread::{UnshareFlags, unshare_unsafe},
 };
 use tempfile::TempDir;
+
+use super::trace::Inode;
 
 /// Numbers that next to nobody uses: what holds them may be killed. The first that is free and can be opened.
 const NUMBERS: [(u32, u32); 5] = [(4, 63), (4, 62), (4, 61), (4, 60), (1, 7)];
@@ -65,9 +67,24 @@ impl Place {
         self.dir.path().join(name)
     }
 
+    /// A tracefs for this measurement.
+    pub(super) fn mount_tracing(&mut self) -> Result<PathBuf> {
+        let at = self.path("tracing");
+        fs::create_dir(&at)?;
+        mount("tracefs", &at, "tracefs", MountFlags::empty(), None).context("mount a tracefs")?;
+        self.mounted.push(at.clone());
+        Ok(at)
+    }
+
     /// The stand-in's node; nobody else has this path.
     pub(super) fn node(&self) -> PathBuf {
         self.path("dev/standin")
+    }
+
+    /// As a trace tells it.
+    pub(super) fn inode(&self) -> Result<Inode> {
+        let meta = fs::metadata(self.node()).context("look at the stand-in's node")?;
+        Ok(Inode { device: (major(meta.dev()), minor(meta.dev())), number: meta.ino() })
     }
 
     /// Where the output of a measured command goes.

@@ -36,7 +36,8 @@ pub(super) struct Surroundings {
 }
 
 impl Surroundings {
-    pub(super) fn look(place: &Place) -> Result<Self> {
+    /// `commit`: of a gpureap that was built elsewhere.
+    pub(super) fn look(place: &Place, commit: Option<&str>) -> Result<Self> {
         let read = |path: &str| fs::read_to_string(path).with_context(|| format!("read {path}"));
         let field = |text: &str, name: &str| {
             let line = text.lines().find(|line| line.starts_with(name))?;
@@ -44,18 +45,17 @@ impl Surroundings {
         };
         let memory = field(&read("/proc/meminfo")?, "MemTotal").unwrap_or_default();
         let memory: u64 = memory.split(' ').next().and_then(|kib| kib.parse().ok()).unwrap_or(0);
-        let load = read("/proc/loadavg")?;
         let (major, minor) = place.device;
         let arguments: Vec<String> = std::env::args().skip(1).collect();
         Ok(Self {
-            command: format!("cargo xtask {}", arguments.join(" ")),
+            command: shown(&arguments),
             time: process::output(Command::new("date").args(["-u", "+%Y-%m-%dT%H:%M:%SZ"]))?.trim().to_owned(),
-            kernel: read("/proc/sys/kernel/osrelease")?.trim().to_owned(),
+            kernel: without_suffix(read("/proc/sys/kernel/osrelease")?.trim()).to_owned(),
             processor: field(&read("/proc/cpuinfo")?, "model name").unwrap_or_else(|| "unknown".to_owned()),
             cores: std::thread::available_parallelism().map_or(1, usize::from),
             memory_mib: memory / 1024,
-            load_average: load.split(' ').next().and_then(|load| load.parse().ok()).unwrap_or(0.0),
-            versions: versions(place)?,
+            load_average: load_average()?,
+            versions: versions(place, commit)?,
             stand_in: format!("{major}:{minor}"),
         })
     }
@@ -67,6 +67,15 @@ impl Surroundings {
         busy.then(|| format!("the machine was busy with other work: load average {load} before the measurement"))
             .into_iter()
             .collect()
+    }
+
+    pub(super) fn kernel(&self) -> &str {
+        &self.kernel
+    }
+
+    /// How busy the machine was while it was measured.
+    pub(super) fn load_after() -> Result<String> {
+        Ok(format!("load average right after the measurement, its own work included: {}", load_average()?))
     }
 
     fn markdown(&self, probe_set: &str) -> String {
@@ -84,11 +93,39 @@ impl Surroundings {
     }
 }
 
-fn versions(place: &Place) -> Result<BTreeMap<&'static str, String>> {
+fn load_average() -> Result<f64> {
+    let load = fs::read_to_string("/proc/loadavg").context("read /proc/loadavg")?;
+    Ok(load.split(' ').next().and_then(|load| load.parse().ok()).unwrap_or(0.0))
+}
+
+/// The version of a kernel's release. What its builder has added may name a machine or a provider.
+fn without_suffix(release: &str) -> &str {
+    let end = release.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(release.len());
+    release[..end].trim_end_matches('.')
+}
+
+/// The command line for readers elsewhere: of a path only its last part, and no notes, which stand in the report themselves.
+fn shown(arguments: &[String]) -> String {
+    let mut words = vec!["cargo xtask".to_owned()];
+    let mut arguments = arguments.iter();
+    while let Some(argument) = arguments.next() {
+        if argument == "--note" {
+            arguments.next();
+        } else if !argument.starts_with("--note=") {
+            let (name, value) = argument.split_once('=').map_or(("", argument.as_str()), |(name, value)| (name, value));
+            let value = if value.starts_with('/') { value.rsplit('/').next().unwrap_or(value) } else { value };
+            words.push(if name.is_empty() { value.to_owned() } else { format!("{name}={value}") });
+        }
+    }
+    words.join(" ")
+}
+
+fn versions(place: &Place, commit: Option<&str>) -> Result<BTreeMap<&'static str, String>> {
     let gpureap = process::output(&mut place.gpureap(&["--version"]))?;
     let mut git = Command::new("git");
     git.current_dir(root()).args(["describe", "--always", "--dirty", "--abbrev=12"]);
-    let commit = process::probe(&mut git).unwrap_or_else(|| "unknown".to_owned());
+    let here = || process::probe(&mut git).unwrap_or_else(|| "unknown".to_owned());
+    let commit = commit.map_or_else(here, ToOwned::to_owned);
     // Both tell it on stderr.
     let said = |program: &str, option: &str, what: &str| {
         let output = Command::new(program).arg(option).output().with_context(|| format!("cannot start {program}"))?;
@@ -161,6 +198,26 @@ pub(super) fn push(text: &mut String, more: std::fmt::Arguments<'_>) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn nothing_local_is_told() {
+        for (release, kernel) in [
+            ("6.18.44", "6.18.44"),
+            ("6.18.44-xyz", "6.18.44"),
+            ("5.14.0-570.el9.x86_64", "5.14.0"),
+            ("6.1.0-18-amd64", "6.1.0"),
+            ("6.12.9.x1", "6.12.9"),
+            ("6.19.0+", "6.19.0"),
+        ] {
+            assert_eq!(without_suffix(release), kernel);
+        }
+        let line = |words: &str| shown(&words.split(' ').map(ToOwned::to_owned).collect::<Vec<_>>());
+        assert_eq!(line("bench reap --rounds 8"), "cargo xtask bench reap --rounds 8");
+        assert_eq!(
+            line("bench reap --binary /some/where/gpureap --note busy --out=/tmp/x --note=more --out docs/y"),
+            "cargo xtask bench reap --binary gpureap --out=x --out docs/y"
+        );
+    }
 
     #[test]
     fn bars_as_a_table() {

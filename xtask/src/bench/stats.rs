@@ -11,6 +11,8 @@ pub(super) struct Stats {
     pub(super) min_ms: f64,
     pub(super) median_ms: f64,
     pub(super) p90_ms: f64,
+    pub(super) p95_ms: f64,
+    pub(super) max_ms: f64,
 }
 
 impl Stats {
@@ -23,9 +25,16 @@ impl Stats {
         let (rounds, middle) = (ms.len(), ms.len() / 2);
         let upper = *ms.get(middle)?;
         let median_ms = if rounds.is_multiple_of(2) { f64::midpoint(ms[middle - 1], upper) } else { upper };
-        // The smallest that at least nine tenths do not exceed.
-        let p90_ms = ms[(rounds * 9).div_ceil(10) - 1];
-        Some(Self { rounds, min_ms: ms[0], median_ms, p90_ms })
+        // The smallest that at least so many of a hundred do not exceed.
+        let percentile = |of_hundred: usize| ms[(rounds * of_hundred).div_ceil(100) - 1];
+        Some(Self {
+            rounds,
+            min_ms: ms[0],
+            median_ms,
+            p90_ms: percentile(90),
+            p95_ms: percentile(95),
+            max_ms: ms[rounds - 1],
+        })
     }
 }
 
@@ -81,12 +90,14 @@ mod tests {
     fn medians_and_tails() {
         assert_eq!(Stats::of(&[]), None);
         let stats = |ms: Vec<f64>| {
-            let Stats { rounds, min_ms, median_ms, p90_ms } = Stats::of_ms(ms).unwrap();
-            format!("{rounds} {min_ms} {median_ms} {p90_ms}")
+            let Stats { rounds, min_ms, median_ms, p90_ms, p95_ms, max_ms } = Stats::of_ms(ms).unwrap();
+            format!("{rounds} {min_ms} {median_ms} {p90_ms} {p95_ms} {max_ms}")
         };
-        assert_eq!(stats(vec![3.0]), "1 3 3 3");
-        assert_eq!(stats((1..=10).rev().map(f64::from).collect()), "10 1 5.5 9");
-        assert_eq!(stats((1..=11).map(f64::from).collect()), "11 1 6 10");
+        assert_eq!(stats(vec![3.0]), "1 3 3 3 3 3");
+        assert_eq!(stats((1..=10).rev().map(f64::from).collect()), "10 1 5.5 9 10 10");
+        assert_eq!(stats((1..=11).map(f64::from).collect()), "11 1 6 10 11 11");
+        assert_eq!(stats((1..=30).map(f64::from).collect()), "30 1 15.5 27 29 30");
+        assert_eq!(stats(vec![0.5, -0.25]), "2 -0.25 0.125 0.5 0.5 0.5");
     }
 
     #[test]
