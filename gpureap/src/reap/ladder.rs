@@ -335,15 +335,18 @@ impl Ladder<'_> {
     /// Waits until no process needs attention, or until a boottime. The exits wake it; the looks only notice who lets
     /// go and lives on.
     fn wait(&mut self, climbers: &mut [Climber<'_>], until_ns: u64, killed: bool) -> anyhow::Result<()> {
-        let mut pause = if killed { LOOK_MAX } else { LOOK_MIN };
-        let mut look_at = self.signaller.now_ns() + pause;
+        let mut pause = LOOK_MIN;
+        // After SIGKILL only exits count, and who looks at the files of a dying process has them in hand for a moment: the
+        // last close, with the driver's release, could then be ours.
+        let mut look_at = if killed { u64::MAX } else { self.signaller.now_ns() + pause };
         let mut release_at = killed.then(|| self.signaller.now_ns() + RELEASE_MEMORY_AFTER);
         loop {
             let waiting: Vec<Handle> = climbers.iter().filter_map(|climber| climber.handle).collect();
             if waiting.is_empty() {
                 return Ok(());
             }
-            let ready: BTreeSet<Handle> = self.signaller.wait(&waiting, look_at.min(until_ns))?.into_iter().collect();
+            let wake = look_at.min(release_at.unwrap_or(u64::MAX)).min(until_ns);
+            let ready: BTreeSet<Handle> = self.signaller.wait(&waiting, wake)?.into_iter().collect();
             let now = self.signaller.now_ns();
             let mut living = climbers.iter_mut().filter(|climber| climber.handle.is_some());
             for climber in living.by_ref() {
