@@ -2,11 +2,17 @@
 
 use serde_json::Value;
 
-use super::{ladder_of, policy, scripted::reap_with};
+use super::{
+    ladder_of, policy,
+    scripted::{Says, With, reap_with, reap_with_memory},
+};
 use crate::{
+    gpu::nvml::memory::MemoryState,
     model::{Eyes as _, How},
     reap::{
+        door::{DoorReport, Tried},
         ladder::Rungs,
+        memory::{MemoryFacts, SlotMemory},
         plan::{Class, Matching, Policy, Subject},
         reaper::Reaper,
         scope::Scope,
@@ -35,6 +41,8 @@ fn reports_fit_their_schema() {
         vec![Actor { on_term: React::Refuse, ..actor(10) }, Actor { unreadable: true, ..actor(11) }],
         // Survives; this process stands in for what is read of it in /proc.
         vec![Actor { on_term: React::Ignore, on_kill: React::Ignore, ..actor(std::process::id()) }],
+        vec![actor(10)],
+        vec![actor(30)],
     ];
     let subjects = [(actor(30).key, Subject { class: Class::System, ..Subject::default() })].into();
     let mut seen = Vec::new();
@@ -46,7 +54,32 @@ fn reports_fit_their_schema() {
         seen.push(value["outcome"].as_str().unwrap().to_owned());
         assert_eq!(serde_json::from_value::<crate::reap::report::Report>(value).unwrap(), report);
     }
-    assert_eq!(seen, ["nothing-to-do", "held", "held", "unkillable"]);
+    // Somebody's file in nobody's hands, and memory that stays.
+    let orphans = World::new(vec![actor(10)]);
+    orphans.orphans_for(60_000);
+    let used = MemoryState::StillUsed { mib: 683, by: Vec::new() };
+    let mut says = Says(
+        MemoryFacts {
+            slots: [(0, SlotMemory { state: used, free_ns: None })].into(),
+            trouble: Some("NVML did not answer within 5s".to_owned()),
+            modules: vec!["nvidia: 3 references".to_owned()],
+        },
+        None,
+    );
+    for world in [orphans, World::new(vec![actor(10)])] {
+        let (mut report, _) =
+            reap_with_memory(&world, &policy(), &subjects, ladder_of(50, 100), With::default(), Some(&mut says));
+        let tried =
+            Tried { pid: 7, start_ns: 1, comm: "worker".to_owned(), uid: 0, node: "/dev/nvidia0".to_owned(), count: 3 };
+        report.fence = Some(DoorReport { denied: 3, tried: vec![tried] });
+        let value = serde_json::to_value(&report).unwrap();
+        check(&value);
+        seen.push(value["outcome"].as_str().unwrap().to_owned());
+        assert_eq!(serde_json::from_value::<crate::reap::report::Report>(value).unwrap(), report);
+    }
+    let every =
+        ["nothing-to-do", "held", "held", "unkillable", "freed", "protected", "kernel-reference", "kernel-reference"];
+    assert_eq!(seen, every);
 
     let world = World::new(vec![actor(10)]);
     let (mut told, mut signaller, policy) = (Told::default(), world.clone(), policy());
