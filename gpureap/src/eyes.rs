@@ -5,8 +5,8 @@ use tracing::info;
 use crate::{
     api::client,
     bpf,
-    config::Config,
-    error::exit_of,
+    config::{Config, StandIn},
+    error::{Failure, exit_of},
     exit_code::Exit,
     gpu::devices::{Devices, discover},
     kernel::rights,
@@ -20,6 +20,27 @@ pub struct Opened {
     /// A running tracer's table, else this host's.
     pub devices: Devices,
     pub note: Option<String>,
+}
+
+/// As [`open`], for those who say that a device is free: one that is configured and that nobody looks at is an error.
+pub fn open_configured(config: &Config) -> anyhow::Result<Opened> {
+    let opened = open(config, None)?;
+    require_configured(config, &opened.devices)?;
+    Ok(opened)
+}
+
+/// A running tracer looks at the devices of its own configuration.
+pub fn require_configured(config: &Config, devices: &Devices) -> Result<(), Failure> {
+    let known = |wanted: &&StandIn| {
+        devices.list().iter().any(|device| (device.major, device.minor) == (wanted.major, Some(wanted.minor)))
+    };
+    match config.devices.iter().find(|wanted| !known(wanted)) {
+        None => Ok(()),
+        Some(StandIn { node, .. }) => Err(Failure::unsupported(format!(
+            "{} is not traced by the running daemon: put it into the daemon's configuration, and restart that",
+            node.display()
+        ))),
+    }
 }
 
 /// The wanted source or none; without a wish the best that there is: root reads the tracer's map, or sweeps; others ask the

@@ -27,8 +27,10 @@ const FIRST_TIME: Duration = Duration::from_secs(2);
 /// For the stream of events, without which one looks a little more often.
 const EVENTS_TIME: Duration = Duration::from_millis(250);
 /// For every other: the daemon may have a long walk to make, and tell a user that asks much to come again.
-const TIME: Duration = Duration::from_secs(15);
+const TIME: Duration = Duration::from_secs(5);
 
+/// For all that follow one without an answer: whoever asks has limits of its own to keep.
+const SILENT_TIME: Duration = Duration::from_millis(250);
 /// Between two attempts to reach a daemon that was there before.
 const RESTART_PAUSE: Duration = Duration::from_millis(50);
 
@@ -119,11 +121,13 @@ pub struct Client {
     stream: RefCell<Option<UnixStream>>,
     /// It has answered once: when it is gone now, it may be on its way back.
     met: Cell<bool>,
+    /// The last question had no answer in its time: the next is not waited for as long.
+    silent: Cell<bool>,
 }
 
 impl Client {
     pub fn new(path: PathBuf) -> Self {
-        Self { path, stream: RefCell::default(), met: Cell::default() }
+        Self { path, stream: RefCell::default(), met: Cell::default(), silent: Cell::default() }
     }
 
     pub fn path(&self) -> &Path {
@@ -136,6 +140,15 @@ impl Client {
 
     /// Asks, again while the daemon is busy, until the time is up.
     pub fn ask<T: DeserializeOwned>(&self, request: &Request, time: Duration) -> Result<T, Unanswered> {
+        let answer = self.ask_within(request, if self.silent.get() { time.min(SILENT_TIME) } else { time });
+        let gone = |error: &Unanswered| {
+            matches!(error, Unanswered::Silent { .. } | Unanswered::Absent { .. } | Unanswered::Broken { .. })
+        };
+        self.silent.set(answer.as_ref().err().is_some_and(gone));
+        answer
+    }
+
+    fn ask_within<T: DeserializeOwned>(&self, request: &Request, time: Duration) -> Result<T, Unanswered> {
         let until = Instant::now() + time;
         loop {
             let bytes = match self.bytes(request, until) {

@@ -8,7 +8,7 @@ use crate::{
         report::{BlockersReport, NvmlState, report},
         text,
     },
-    choose::{self, Chooser, Chosen},
+    choose::{self, Filter},
     cli::{BlockersArgs, Choosing},
     config::Config,
     error::Failure,
@@ -21,7 +21,7 @@ use crate::{
     },
     holders::{Options, build},
     host::Host,
-    kernel::rights::require_host_pids,
+    kernel::rights::sees_every_process,
     model::{DeviceKind, View},
     out,
 };
@@ -46,6 +46,12 @@ pub fn examine(args: &BlockersArgs, config: &Config) -> anyhow::Result<BlockersR
     if *operation == Operation::Unload && !gpu.is_empty() {
         return Err(Failure::usage("unloading the driver concerns every GPU, so --gpu has no meaning for it").into());
     }
+    if !Filter::new(choosing, &config.paths.proc)?.is_empty() {
+        return Err(Failure::usage(
+            "whoever is in the way is in the way: blockers takes --gpu, and no filter such as --user or --pid",
+        )
+        .into());
+    }
     let own = discover(&config.paths, &config.devices)?;
     let modules = modules::read(&config.paths.sys);
     if own.is_empty() && modules.is_empty() {
@@ -53,7 +59,7 @@ pub fn examine(args: &BlockersArgs, config: &Config) -> anyhow::Result<BlockersR
     }
     // It initialises while the kernel's programs are loaded.
     let question = Question::begin(&own, config);
-    let Opened { eyes, devices, note } = eyes::open(config, None)?;
+    let Opened { eyes, devices, note } = eyes::open_configured(config)?;
     let chosen = match choose::slots(choosing, &devices, config)? {
         Some(slots) => slots,
         None => devices.gpus().map(|device| device.slot).collect(),
@@ -62,13 +68,8 @@ pub fn examine(args: &BlockersArgs, config: &Config) -> anyhow::Result<BlockersR
     let mut view = eyes.view()?;
     forget(&mut view, child);
     view.notes.extend(note);
-    let Chosen { keys, notes } = Chooser::new(choosing, &config.paths, eyes.lineage())?.chosen(&view)?;
-    view.notes.extend(notes);
-    if keys.is_some() {
-        view.notes.push("of processes, only those that the filters let through are looked at".to_owned());
-    }
     let host = Host::read(&config.paths.proc);
-    let options = Options { host, slots: None, chosen: keys, rules: config.classes.clone(), threads: false };
+    let options = Options { host, slots: None, chosen: None, rules: config.classes.clone(), threads: false };
     let seen = build(&view, &devices, eyes.lineage(), &config.paths, &options);
     let asked = !matches!(nvml, Err(None));
     let (snapshot, trouble) = match nvml {
@@ -82,7 +83,7 @@ pub fn examine(args: &BlockersArgs, config: &Config) -> anyhow::Result<BlockersR
         holders: &seen,
         modules: &modules,
         nvml: snapshot.as_ref(),
-        sees_all: rustix::process::geteuid().is_root() && require_host_pids().is_ok(),
+        sees_all: sees_every_process(),
     };
     let state = NvmlState::of(trouble.as_ref(), asked);
     Ok(report(*operation, decide(&scene), devices.list(), &seen, &modules, state))

@@ -59,6 +59,7 @@ fn raise(args: &FenceArgs, config: &Config) -> anyhow::Result<FenceReport> {
     let FenceArgs { gpus: FencedGpus { gpu, by }, ttl, exempt_pid, exempt_cgroup, list: _, json: _ } = args;
     rights::require_host_pids()?;
     let devices = devices(config)?;
+    crate::eyes::require_configured(config, &devices)?;
     let slots = devices.select_all(&config.paths, gpu, *by)?;
     if slots.is_empty() {
         return Err(Failure::unsupported(

@@ -17,9 +17,23 @@ pub fn lacking() -> Vec<&'static str> {
 }
 
 fn lacking_in(status: &str) -> Vec<&'static str> {
-    let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
-    let effective = effective.and_then(|text| u64::from_str_radix(text.trim(), 16).ok()).unwrap_or(0);
+    let effective = effective(status);
     NEEDED.iter().filter(|(bit, _)| effective & 1 << bit == 0).map(|(_, name)| *name).collect()
+}
+
+/// `CAP_SYS_PTRACE`: without it, what other users' processes hold is not to be read in /proc.
+const SYS_PTRACE: u32 = 19;
+
+/// Whether /proc shows this caller what every process of the host holds: root, in the host's pid namespace, with the
+/// capability. Root of a container is none of these.
+pub fn sees_every_process() -> bool {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    rustix::process::geteuid().is_root() && require_host_pids().is_ok() && effective(&status) & 1 << SYS_PTRACE != 0
+}
+
+fn effective(status: &str) -> u64 {
+    let line = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+    line.and_then(|text| u64::from_str_radix(text.trim(), 16).ok()).unwrap_or(0)
 }
 
 /// The kernel shows an iterator only the tasks of the caller's pid namespace, and under other numbers: what it says there

@@ -46,12 +46,13 @@ use crate::{
     exit_code::Exit,
     eyes::{self, Opened},
     gpu::devices::Devices,
+    kernel::rights,
     model::Eyes,
     out,
 };
 
 pub fn run(args: &ReapArgs, config: &Config) -> anyhow::Result<Exit> {
-    let Opened { eyes, devices, note } = eyes::open(config, None)?;
+    let Opened { eyes, devices, note } = eyes::open_configured(config)?;
     if devices.is_empty() {
         return Err(Failure::unsupported("this host has no NVIDIA device, and no stand-in is configured").into());
     }
@@ -79,7 +80,7 @@ fn policy(args: &ReapArgs, config: &Config, devices: &Devices, people: &ProcPeop
         include_own_session: args.include_own_session,
         stop_monitors: args.stop_monitors,
         include_protected: args.include_protected.iter().cloned().collect(),
-        privileged: rustix::process::geteuid().is_root(),
+        privileged: rights::sees_every_process(),
     })
 }
 

@@ -74,7 +74,7 @@ pub struct Policy {
     pub stop_monitors: bool,
     /// Signal the classes `system` and `monitor` too, for the rules named here; `all` names every rule.
     pub include_protected: BTreeSet<String>,
-    /// The caller is root, so /proc hides no process from it.
+    /// /proc shows this caller what every process holds.
     pub privileged: bool,
 }
 

@@ -7,7 +7,7 @@ use std::{
 };
 
 use super::{
-    ladder::{Ladder, Ledger, Rungs},
+    ladder::{End, Fate, Ladder, Ledger, Rungs},
     memory::{MemoryWitness, Staying},
     plan::{Action, Class, Plan, Policy, Row, Subject, Via, plan, same_process},
     report::{Identity, Parts, People, Presence, Report, Scene, Unmatch, Unmatched},
@@ -135,6 +135,7 @@ impl Reaper<'_> {
     ) -> anyhow::Result<(Report, Exit)> {
         let mut fates = Vec::new();
         let mut round = 1;
+        let mut blind = false;
         let proof = loop {
             let targets: Vec<&Row> = planned.plan.targets().skip(fates.len()).collect();
             let mut ladder = Ladder {
@@ -151,7 +152,17 @@ impl Reaper<'_> {
             let eyes = self.eyes;
             let descends = |holder: &Holder| descends(eyes, holder, &reaped);
             let newcomer = Newcomers { filter: self.filter, descends: &descends, fenced: self.fenced };
-            let proof = Proof::take(self.eyes, self.signaller, &planned.plan, self.policy, &planned.view, &newcomer)?;
+            let taken = Proof::take(self.eyes, self.signaller, &planned.plan, self.policy, &planned.view, &newcomer);
+            let proof = match taken {
+                Ok(proof) => proof,
+                // What was done is told, whatever became of who looks.
+                Err(error) if fates.iter().any(Fate::is_touched) => {
+                    blind = true;
+                    let view = remembered(&planned.view, &fates, &error);
+                    break Proof::of(view, &planned.plan, self.policy, &planned.view, &newcomer);
+                }
+                Err(error) => return Err(error),
+            };
             let rows = self.newcomers(&proof, &newcomer);
             let more = round < ROUNDS && rows.iter().any(|row| row.action == Action::Signal);
             for row in rows.into_iter().filter(|row| more || row.action != Action::Signal) {
@@ -182,6 +193,10 @@ impl Reaper<'_> {
             planned.identities.insert(holder.key, self.identity(holder.key));
         }
         let stuck = |key: ProcKey| coroner.examine(key.tgid, now.saturating_sub(key.start_ns) / 1_000_000_000);
+        let mut verdict = verdict;
+        if blind && verdict.exit == Exit::Done {
+            verdict.exit = Exit::Internal;
+        }
         let exit = verdict.exit;
         Ok((self.parts(&planned).done(&fates, &proof, &memory, verdict, stuck, now), exit))
     }
@@ -208,6 +223,18 @@ impl Reaper<'_> {
         self.mark_units(&mut rows);
         rows
     }
+}
+
+/// The view from before, less those who are known to be gone, where no other is to be had.
+fn remembered(before: &View, fates: &[Fate], error: &anyhow::Error) -> View {
+    let gone = |key: ProcKey| {
+        let ended = |end: &End| matches!(end, End::Exited | End::Vanished | End::PidReused | End::Released);
+        fates.iter().any(|fate| same_process(fate.key, key) && ended(&fate.end))
+    };
+    let mut view = View { complete: false, ..before.clone() };
+    view.holders.retain(|holder| !gone(holder.key));
+    view.notes.push(format!("the last look failed, so this is what was known before: {error:#}"));
+    view
 }
 
 /// Whether a process was forked, at whatever distance, from one of these.

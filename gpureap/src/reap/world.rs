@@ -104,6 +104,7 @@ struct State {
     cgroups_killed: u32,
     units: BTreeMap<String, Result<(), String>>,
     released: Vec<u32>,
+    blind_to_sweeps: bool,
 }
 
 impl State {
@@ -172,6 +173,11 @@ impl World {
     /// What systemd says when that unit is to be stopped.
     pub(super) fn unit(&self, name: &str, answer: Result<(), String>) {
         self.0.borrow_mut().units.insert(name.to_owned(), answer);
+    }
+
+    /// From now on there is nobody who could make a sweep.
+    pub(super) fn sweeps_fail(&self) {
+        self.0.borrow_mut().blind_to_sweeps = true;
     }
 
     /// Whose memory was asked to be freed.
@@ -258,6 +264,7 @@ impl Eyes for World {
     }
 
     fn sweep(&self) -> anyhow::Result<View> {
+        anyhow::ensure!(!self.0.borrow().blind_to_sweeps, "no daemon listens any more");
         for actor in &mut self.0.borrow_mut().actors {
             if actor.reopens {
                 actor.lets_go = false;

@@ -20,6 +20,7 @@ use crate::{
     eyes::{self, Opened},
     gpu::devices::Devices,
     host::Host,
+    kernel::rights,
     model::Source,
     out,
     reap::{people::ProcPeople, plan::Policy, stuck::Coroner},
@@ -27,7 +28,7 @@ use crate::{
 };
 
 pub fn run(args: &WaitArgs, config: &Config) -> anyhow::Result<Exit> {
-    let Opened { eyes, devices, note } = eyes::open(config, None)?;
+    let Opened { eyes, devices, note } = eyes::open_configured(config)?;
     if devices.is_empty() {
         return Err(Failure::unsupported("this host has no NVIDIA device, and no stand-in is configured").into());
     }
@@ -83,6 +84,6 @@ fn policy(args: &WaitArgs, config: &Config, devices: &Devices, people: &ProcPeop
         include_own_session: true,
         stop_monitors: false,
         include_protected: BTreeSet::new(),
-        privileged: rustix::process::geteuid().is_root(),
+        privileged: rights::sees_every_process(),
     })
 }

@@ -838,3 +838,21 @@ fn many_of_a_kind_share_a_line() {
     assert!(text.contains("125 ×") && text.contains("\n          pids 10-14, 16-135\n"), "{text}");
     assert!(text.lines().any(|line| line.starts_with("TERM           15") && line.contains("exited 1")), "{text}");
 }
+
+#[test]
+fn what_was_done_is_told_when_nobody_can_look_any_more() {
+    let run = |actors: Vec<Actor>| {
+        let world = World::new(actors);
+        world.sweeps_fail();
+        reap_with(&world, &policy(), &Subjects::new(), ladder_of(10, 100)).0
+    };
+    let report = run(vec![actor(10), Actor { on_term: React::Refuse, ..actor(11) }]);
+    assert_eq!((report.outcome, report.exit_code, report.verified), (Some(Outcome::Held), 3, false));
+    let ends: Vec<_> = report.processes.iter().map(|entry| entry.result.unwrap()).collect();
+    assert_eq!(ends, [Ending::Exited, Ending::NotPermitted]);
+    let told = |note: &String| note.starts_with("the last look failed") && note.ends_with("no daemon listens any more");
+    assert!(report.notes.iter().any(told), "{:?}", report.notes);
+    // Nobody is left that is known of, which proves nothing.
+    let report = run(vec![actor(10)]);
+    assert_eq!((report.outcome, report.exit_code, report.verified), (Some(Outcome::Freed), 1, false));
+}
