@@ -380,14 +380,14 @@ fn a_held_fence_says_who_tried_and_ends_at_once() {
 /// The acceptance test of `reap --fence`.
 #[test]
 fn no_open_of_a_respawned_worker_gets_through() {
-    const ROUNDS: u32 = 1_000;
+    let rounds: u32 = if std::env::var_os("GPUREAP_TEST_VM").is_some() { 100 } else { 1_000 };
     let bench = bench();
     let (raised, stop) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
     let supervisor = thread::spawn({
         let (raised, stop) = (Arc::clone(&raised), Arc::clone(&stop));
         move || {
             let (mut before, mut refused, mut through) = (0, 0, 0);
-            while refused + through < ROUNDS && !stop.load(Ordering::SeqCst) {
+            while refused + through < rounds && !stop.load(Ordering::SeqCst) {
                 // Asked before the worker starts: what began before the fence may get through.
                 let counts = raised.load(Ordering::SeqCst);
                 // Not by fork, which copies the page tables of this process a thousand times.
@@ -411,10 +411,10 @@ fn no_open_of_a_respawned_worker_gets_through() {
     stop.store(true, Ordering::SeqCst);
     let (before, refused, through) = supervisor.join().expect("the supervisor");
     assert!(before > 0, "it was at work before");
-    assert_eq!((refused, through), (ROUNDS, 0));
-    assert!(fence.denied_total().expect("a number") >= u64::from(ROUNDS));
+    assert_eq!((refused, through), (rounds, 0));
+    assert!(fence.denied_total().expect("a number") >= u64::from(rounds));
     let denied = fence.denied().expect("denied");
-    assert!(denied.len() > 500, "each worker is remembered: {}", denied.len());
+    assert!(denied.len() > rounds as usize / 2, "each worker is remembered: {}", denied.len());
     drop(fence);
     open(DEV);
 }

@@ -258,11 +258,12 @@ fn a_user_waits_for_everybody_through_the_socket() {
 /// Prints what an idle wait costs and how soon it ends.
 #[test]
 fn v7_it_ends_within_milliseconds_and_costs_next_to_nothing() {
-    const ROUNDS: usize = 10;
+    // An emulated processor says little about time.
+    let rounds = if std::env::var_os("GPUREAP_TEST_VM").is_some() { 2 } else { 10 };
     with_and_without_daemon("V7", |bench, source| {
         for ending in ["close", "exit"] {
             let (mut answers, mut ends) = (Vec::new(), Vec::new());
-            for round in 0..ROUNDS {
+            for round in 0..rounds {
                 let scene = (ending == "exit").then(|| Scene::start("plain", DEV, &[]));
                 let own = (ending == "close").then(|| File::open(DEV).expect(DEV));
                 let mut waiting = Waiting::on(bench, &[]);
@@ -287,7 +288,7 @@ fn v7_it_ends_within_milliseconds_and_costs_next_to_nothing() {
             }
             for (what, times) in [("a verified answer", &mut answers), ("the end of the process", &mut ends)] {
                 times.sort_by(f64::total_cmp);
-                let (median, most) = (times[ROUNDS / 2], times[ROUNDS - 1]);
+                let (median, most) = (times[rounds / 2], times[rounds - 1]);
                 note(&format!("V7 {source}: from {ending} to {what}: median {median:.2} ms, most {most:.2} ms"));
                 assert!(median < SOON.as_secs_f64() * 1_000.0, "{times:?}");
             }

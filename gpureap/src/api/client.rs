@@ -27,7 +27,7 @@ const FIRST_TIME: Duration = Duration::from_secs(2);
 /// For the stream of events, without which one looks a little more often.
 const EVENTS_TIME: Duration = Duration::from_millis(250);
 /// For every other: the daemon may have a long walk to make, and tell a user that asks much to come again.
-const TIME: Duration = Duration::from_secs(5);
+const TIME: Duration = Duration::from_secs(10);
 
 /// For all that follow one without an answer: whoever asks has limits of its own to keep.
 const SILENT_TIME: Duration = Duration::from_millis(250);
