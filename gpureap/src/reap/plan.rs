@@ -103,7 +103,7 @@ impl Skip {
             Self::Init => "pid 1 is never signalled",
             Self::KernelThread => "kernel threads are never signalled",
             Self::Protected => "it is part of the system",
-            Self::Monitor => "it is a monitor; --stop-monitors stops it",
+            Self::Monitor => "it is a monitor",
             Self::HandleOnly => "it has it open without using it; --match any includes it",
         }
     }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use super::plan::{Action, Plan, Policy, Row, Subject, Via, Whole, same_process};
+use super::plan::{Action, Plan, Policy, Row, Skip, Subject, Via, Whole, same_process};
 use crate::{
     model::ProcKey,
     process::{
@@ -112,7 +112,14 @@ fn extend_by_cgroup(plan: &mut Plan, kinship: &dyn Kinship, policy: &Policy) {
             policy.is_own(key.tgid) || cgroup.kind == Kind::Any && policy.action(*key, subject) != Action::Signal
         });
         if let Some((key, subject)) = stranger {
-            let what = if policy.is_own(key.tgid) { "this gpureap or what started it" } else { &subject.class_rule };
+            let what = match policy.action(*key, subject) {
+                Action::Skip(Skip::Protected | Skip::Monitor) => subject.class_rule.as_str(),
+                Action::Skip(Skip::OwnSession) => "gpureap's own session",
+                Action::Skip(Skip::KernelThread) => "the kernel's",
+                Action::Skip(Skip::Own | Skip::Ancestor | Skip::Init | Skip::HandleOnly) | Action::Signal => {
+                    "gpureap or what started it"
+                }
+            };
             plan.notes.push(format!(
                 "the holders in cgroup {} go alone: process {} ({what}) is in it too",
                 cgroup.path, key.tgid

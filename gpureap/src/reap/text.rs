@@ -214,7 +214,8 @@ fn reason(entry: &Skipped) -> String {
     match reason {
         Skip::Protected | Skip::Monitor => {
             let rule = escape(class_rule);
-            format!("{} by rule {rule}; --include-protected {rule} takes it along", reason.sentence())
+            let or = if *reason == Skip::Monitor { "--stop-monitors or " } else { "" };
+            format!("{} by rule {rule}; {or}--include-protected {rule} takes it along", reason.sentence())
         }
         _ => reason.sentence().to_owned(),
     }
