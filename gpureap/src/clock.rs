@@ -1,6 +1,15 @@
 //! Kernel times are nanoseconds of `CLOCK_BOOTTIME`; people read wall-clock time.
 
+use std::time::Duration;
+
 use rustix::time::{ClockId, Timespec, clock_gettime};
+
+pub const NANOS: u64 = 1_000_000_000;
+
+/// A time that somebody gave, which may be longer than any that this clock tells.
+pub fn nanos(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
 
 fn ns(time: Timespec) -> i64 {
     time.tv_sec.saturating_mul(1_000_000_000).saturating_add(time.tv_nsec)

@@ -2,6 +2,9 @@
 
 use crate::exit_code::Exit;
 
+/// What this host has where there is nothing to look at.
+pub const NO_DEVICE: &str = "no NVIDIA device, and no stand-in is configured";
+
 /// A failure whose kind decides the exit code. The message is one clear sentence.
 #[derive(Debug, thiserror::Error)]
 #[error("{message}")]
@@ -19,6 +22,10 @@ impl Failure {
     }
     pub fn unsupported(message: impl Into<String>) -> Self {
         Self::new(Exit::Unsupported, message)
+    }
+    /// For those who have nothing to look at.
+    pub fn no_device() -> Self {
+        Self::unsupported(format!("this host has {NO_DEVICE}"))
     }
     pub fn not_permitted(message: impl Into<String>) -> Self {
         Self::new(Exit::NotPermitted, message)

@@ -5,6 +5,7 @@ use std::{
     path::PathBuf,
 };
 
+use gpureap_common::abi::{self, ANY_MINOR};
 pub use gpureap_common::record::ProcKey;
 use serde::{Deserialize, Serialize};
 
@@ -89,6 +90,18 @@ pub struct Device {
     pub model: Option<String>,
 }
 
+impl Device {
+    /// The device number under which the kernel's tables have it.
+    pub fn number(&self) -> u32 {
+        abi::dev(self.major, self.minor.unwrap_or(ANY_MINOR))
+    }
+}
+
+/// What people call a slot.
+pub fn node_name(device: Option<&Device>, slot: Slot) -> String {
+    device.map_or_else(|| format!("slot {slot}"), |device| device.node.display().to_string())
+}
+
 /// What one process has of one device.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
@@ -100,6 +113,13 @@ pub struct Usage {
     pub last_open_ns: Option<u64>,
     /// The process, or one that it was forked from, has mapped the device at some time.
     pub ever_mapped: bool,
+}
+
+impl Usage {
+    /// Whether anything keeps the device at this moment.
+    pub const fn is_held(&self) -> bool {
+        self.fds > 0 || self.maps > 0
+    }
 }
 
 /// A process that holds at least one device file.
@@ -114,6 +134,13 @@ pub struct Holder {
     pub inherited_from: Option<ProcKey>,
     /// Held since before the tracer was attached.
     pub from_snapshot: bool,
+}
+
+impl Holder {
+    /// The devices that it keeps at this moment.
+    pub fn held(&self) -> impl Iterator<Item = Slot> {
+        self.usage.iter().filter(|(_, usage)| usage.is_held()).map(|(slot, _)| *slot)
+    }
 }
 
 /// Device files that no process's tables or mappings refer to.

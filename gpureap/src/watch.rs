@@ -18,17 +18,12 @@ use std::{
     path::Path,
 };
 
-use rustix::{
-    event::{PollFd, PollFlags, Timespec, poll},
-    io::Errno,
-};
+use rustix::event::{PollFd, PollFlags};
 
 use crate::{
     api::{self, client},
-    clock::boottime_ns,
+    process::pidfd,
 };
-
-const NANOS: u64 = 1_000_000_000;
 
 /// What ended a wait.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -78,15 +73,7 @@ impl Watch {
             let daemon = self.daemon.as_ref().map(|stream| stream.as_fd());
             let all = pidfds.iter().copied().chain(daemon);
             let mut fds: Vec<PollFd<'_>> = all.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
-            loop {
-                let left = until_ns.saturating_sub(boottime_ns());
-                let timeout = Timespec { tv_sec: (left / NANOS) as i64, tv_nsec: (left % NANOS) as i64 };
-                match poll(&mut fds, Some(&timeout)) {
-                    Ok(_) => break,
-                    Err(Errno::INTR) => {}
-                    Err(error) => return Err(error.into()),
-                }
-            }
+            pidfd::poll_until(&mut fds, until_ns)?;
             let ready = |fd: &PollFd<'_>| !fd.revents().is_empty();
             let (exits, told) = fds.split_at(pidfds.len());
             let exited = exits.iter().enumerate().filter(|(_, fd)| ready(fd)).map(|(position, _)| position).collect();
@@ -124,6 +111,7 @@ mod tests {
     use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
     use super::*;
+    use crate::clock::{NANOS, boottime_ns};
 
     /// Events of a daemon are tested beside its server.
     #[test]

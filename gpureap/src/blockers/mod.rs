@@ -24,6 +24,7 @@ use crate::{
     },
     holders::report::{HolderReport, HoldersReport, OrphanReport},
     model::{Device, DeviceKind, Slot, Source},
+    out::words::{self, plural},
 };
 
 /// `nvidia-nvswitchctl`, which every driver registers, with or without a switch.
@@ -98,7 +99,7 @@ pub fn decide(scene: &Scene<'_>) -> Decision {
     if elsewhere > 0 {
         notes.push(format!(
             "{elsewhere} {} only other GPUs and stay out of it",
-            if elsewhere == 1 { "process uses" } else { "processes use" }
+            plural(elsewhere, "process uses", "processes use")
         ));
     }
     for orphan in &scene.holders.orphans {
@@ -310,7 +311,7 @@ impl Found {
             let rank = if standing == Standing::Job { rank::JOB } else { rank::OTHER };
             (rank, job(holder, &gpus, every, standing, host), Vec::new())
         };
-        let why = format!("has {} open", list(&nodes));
+        let why = format!("has {} open", words::nodes(&nodes));
         let process = Some(ProcessReport::of(holder, service.map(|service| service.name)));
         self.items.push(Item {
             rank,
@@ -332,7 +333,7 @@ impl Found {
                 standing: Standing::Kernel,
                 why: format!(
                     "{files} open {} of {node} with no process{owner}",
-                    if *files == 1 { "file" } else { "files" }
+                    plural(*files as usize, "file", "files")
                 ),
                 nodes: vec![node.clone()],
                 process: None,
@@ -373,8 +374,7 @@ impl Found {
             }
             let parts = gpu.mig.as_ref().map_or(0, |mig| mig.devices.len());
             if parts > 0 && scene.operation != Operation::Unload {
-                let why =
-                    format!("{node} is divided into {parts} MIG {}", if parts == 1 { "device" } else { "devices" });
+                let why = format!("{node} is divided into {parts} MIG {}", plural(parts, "device", "devices"));
                 let commands = ["-dci", "-dgi"].map(|what| format!("nvidia-smi mig -i {name} {what}"));
                 setting(rank::INSTANCES, why, commands.to_vec(), Vec::new());
             }
@@ -403,7 +403,7 @@ impl Found {
             } else if unload {
                 format!("{name} needs nvidia; {}", module.sentence())
             } else if users > 0 && services::is_for_transfers(name) {
-                format!("{name} has {users} {} of its own", if users == 1 { "user" } else { "users" })
+                format!("{name} has {users} {} of its own", plural(users as usize, "user", "users"))
             } else {
                 continue;
             };
@@ -484,9 +484,4 @@ fn name_for_choosing(device: &Device) -> String {
         (DeviceKind::Gpu, Some(minor)) => minor.to_string(),
         _ => device.node.display().to_string(),
     }
-}
-
-/// `/dev/nvidia0, /dev/nvidiactl and 4 more`.
-fn list(nodes: &[String]) -> String {
-    crate::reap::text::nodes(nodes)
 }

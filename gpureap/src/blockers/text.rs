@@ -2,12 +2,10 @@
 
 use super::report::{Blocker, BlockersReport, Outcome, ProcessReport, Standing};
 use crate::out::{
-    sanitize::{command_line, escape},
-    text::{ranges, word},
+    sanitize::escape,
+    words::{plural, ranges, short_command, user, word},
 };
 
-/// Longest command line that is shown.
-const COMMAND_WIDTH: usize = 80;
 /// From this many on, processes that are released the same way are one entry.
 const CROWD: usize = 4;
 
@@ -94,18 +92,12 @@ fn release(blocker: &Blocker) -> Vec<String> {
 }
 
 fn who(process: &ProcessReport) -> String {
-    let ProcessReport { pid, comm, argv, uid, user, service, unit, container, slurm_job, pod, .. } = process;
-    let user = user.clone().or_else(|| uid.map(|uid| uid.to_string())).unwrap_or_else(|| "?".to_owned());
-    let text = if argv.is_empty() { format!("[{}]", escape(comm)) } else { command_line(argv) };
-    let mut command: String = text.chars().take(COMMAND_WIDTH).collect();
-    if command.len() < text.len() {
-        command.push('…');
-    }
+    let ProcessReport { pid, comm, argv, uid, user: name, service, unit, container, slurm_job, pod, .. } = process;
     let places = [("", service), ("pod ", pod), ("Slurm job ", slurm_job), ("container ", container), ("unit ", unit)];
     let places: Vec<String> =
         places.into_iter().filter_map(|(what, name)| Some(format!("{what}{}", escape(name.as_deref()?)))).collect();
     let places = if places.is_empty() { String::new() } else { format!("  ({})", places.join(", ")) };
-    format!("{pid:>7}  {:<10} {command}{places}", escape(&user))
+    format!("{pid:>7}  {:<10} {}{places}", user(name.as_deref(), *uid), short_command(comm, argv))
 }
 
 fn verdict(report: &BlockersReport) -> String {
@@ -119,7 +111,7 @@ fn verdict(report: &BlockersReport) -> String {
     ]
     .into_iter()
     .filter(|(count, ..)| *count > 0)
-    .map(|(count, one, many)| format!("{count} {}", if count == 1 { one } else { many }))
+    .map(|(count, one, many)| format!("{count} {}", plural(count, one, many)))
     .collect();
     match report.outcome {
         Outcome::Clear => "nothing is in the way".to_owned(),

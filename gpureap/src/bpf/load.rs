@@ -3,7 +3,7 @@
 use std::{
     fs::File,
     os::{
-        fd::{AsFd as _, OwnedFd},
+        fd::{AsFd as _, BorrowedFd, OwnedFd},
         unix::fs::MetadataExt as _,
     },
     path::{Path, PathBuf},
@@ -15,7 +15,7 @@ use aya::{
     programs::{Program as AyaProgram, ProgramError, links::FdLink},
 };
 use gpureap_common::{
-    abi::{self, ABI_VERSION, ANY_MINOR, MAGIC},
+    abi::{self, ABI_VERSION, MAGIC},
     record::{Device, Meta, backend},
 };
 
@@ -30,7 +30,7 @@ use crate::{
     error::Failure,
     gpu::devices::Devices,
     kernel::{btf::Btf, offsets::Offsets, rights},
-    model::Backend,
+    model::{self, Backend},
 };
 
 /// A loaded object, before anything is attached.
@@ -304,17 +304,20 @@ fn attach_first(
     Err(Failure::unsupported(format!("no probe set runs on this kernel: {}", reasons.join("; "))).into())
 }
 
+/// Enters devices under their slots into a `MAJORS` and a `DEVICES`, of the tracer or of a fence.
+pub(super) fn add_devices(majors: BorrowedFd<'_>, table: BorrowedFd<'_>, devices: &Devices) -> anyhow::Result<()> {
+    for device in devices.list() {
+        let record = Device { slot: device.slot, kind: device.kind as u32 };
+        sys::update(table, &device.number(), &record, sys::ANY).context("map DEVICES")?;
+        sys::update(majors, &device.major, &1_u32, sys::ANY).context("map MAJORS")?;
+    }
+    Ok(())
+}
+
 /// Fills `MAJORS` and `DEVICES`. Entries are added before old ones go, so that a reload of the driver loses no open.
 pub fn set_devices(maps: &Maps, devices: &Devices) -> anyhow::Result<()> {
-    for device in devices.list() {
-        let minor = device.minor.unwrap_or(ANY_MINOR);
-        let number = abi::dev(device.major, minor);
-        let record = Device { slot: device.slot, kind: device.kind as u32 };
-        sys::update(maps.devices.as_fd(), &number, &record, sys::ANY).context("map DEVICES")?;
-        sys::update(maps.majors.as_fd(), &device.major, &1_u32, sys::ANY).context("map MAJORS")?;
-    }
-    let wanted: Vec<u32> =
-        devices.list().iter().map(|device| abi::dev(device.major, device.minor.unwrap_or(ANY_MINOR))).collect();
+    add_devices(maps.majors.as_fd(), maps.devices.as_fd(), devices)?;
+    let wanted: Vec<u32> = devices.list().iter().map(model::Device::number).collect();
     for (number, _) in sys::dump::<u32, Device>(maps.devices.as_fd())? {
         if !wanted.contains(&number) {
             sys::delete(maps.devices.as_fd(), &number)?;

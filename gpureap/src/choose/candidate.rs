@@ -11,7 +11,10 @@ use super::Filter;
 use crate::{
     clock::boottime_ns,
     model::{LineageSource, ProcKey},
-    process::{ContainerNames, Facts},
+    process::{
+        ContainerNames, Facts,
+        stat::{Stat, same_start},
+    },
 };
 
 /// A family tree is not higher.
@@ -102,8 +105,8 @@ impl<'a> Gatherer<'a> {
 
     fn present(&self, pid: u32) -> Option<(ProcKey, u32)> {
         let read = || {
-            let facts = Facts::read_any(self.proc, pid)?;
-            Some((ProcKey::new(pid, facts.start_ns), facts.ppid))
+            let stat = Stat::read(&self.proc.join(pid.to_string()))?;
+            Some((ProcKey::new(pid, stat.start_ns()), stat.ppid))
         };
         *self.parents.borrow_mut().entry(pid).or_insert_with(read)
     }
@@ -117,8 +120,7 @@ impl<'a> Gatherer<'a> {
                 continue;
             }
             let forked_by = self.lineage.lookup(key).and_then(|ancestor| ancestor.parent);
-            let present =
-                self.present(key.tgid).filter(|(own, _)| crate::process::stat::same_start(own.start_ns, key.start_ns));
+            let present = self.present(key.tgid).filter(|(own, _)| same_start(own.start_ns, key.start_ns));
             let parent = present.filter(|(_, ppid)| *ppid > 0).and_then(|(_, ppid)| self.present(ppid));
             next.extend(forked_by.into_iter().chain(parent.map(|(parent, _)| parent)));
         }

@@ -15,7 +15,7 @@ use crate::{
     cli::Choosing,
     error::Failure,
     model::ProcKey,
-    process::stat::{self, Stat},
+    process::stat::{self, Stat, Status},
 };
 
 /// `--tree-of`: a process and whoever descends from it.
@@ -208,13 +208,11 @@ fn below_root(path: &str, mountinfo: &str) -> Result<String, Failure> {
 
 fn tree(pid: u32, proc: &Path) -> Result<Tree, Failure> {
     let dir = proc.join(pid.to_string());
-    let status = read_lossy(&dir.join("status"));
-    let tgid = status.lines().find_map(|line| line.strip_prefix("Tgid:")?.trim().parse::<u32>().ok());
+    let tgid = Status::read(&dir).and_then(|status| status.tgid);
     if let Some(tgid) = tgid.filter(|tgid| *tgid != pid) {
         return Err(Failure::usage(format!("--tree-of {pid}: it is a thread of process {tgid}; name the process")));
     }
-    let stat = fs::read(dir.join("stat")).ok().and_then(|bytes| Stat::parse(&bytes));
-    Ok(Tree { pid, start_ns: stat.map(|stat| stat.start_ns()) })
+    Ok(Tree { pid, start_ns: Stat::read(&dir).map(|stat| stat.start_ns()) })
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! `gpureap blockers`.
 
-use std::{collections::BTreeSet, time::Duration};
+use std::time::Duration;
 
 use crate::{
     blockers::{
@@ -22,8 +22,9 @@ use crate::{
     holders::{Options, build},
     host::Host,
     kernel::rights::sees_every_process,
-    model::{DeviceKind, View},
+    model::{DeviceKind, Eyes as _},
     out,
+    reap::without::Without,
 };
 
 /// For the child that asked NVML to be gone: it has GPUs open itself.
@@ -55,7 +56,7 @@ pub fn examine(args: &BlockersArgs, config: &Config) -> anyhow::Result<BlockersR
     let own = discover(&config.paths, &config.devices)?;
     let modules = modules::read(&config.paths.sys);
     if own.is_empty() && modules.is_empty() {
-        return Err(Failure::unsupported("this host has no NVIDIA device, and no stand-in is configured").into());
+        return Err(Failure::no_device().into());
     }
     // It initialises while the kernel's programs are loaded.
     let question = Question::begin(&own, config);
@@ -65,8 +66,9 @@ pub fn examine(args: &BlockersArgs, config: &Config) -> anyhow::Result<BlockersR
         None => devices.gpus().map(|device| device.slot).collect(),
     };
     let Answer { nvml, child } = question.end();
-    let mut view = eyes.view()?;
-    forget(&mut view, child);
+    // Neither this process nor the one that asked NVML is anybody's blocker: both are about to end.
+    let own = [Some(std::process::id()), child].into_iter().flatten().collect();
+    let mut view = Without { eyes: eyes.as_ref(), pids: own }.view()?;
     view.notes.extend(note);
     let host = Host::read(&config.paths.proc);
     let options = Options { host, slots: None, chosen: None, rules: config.classes.clone(), threads: false };
@@ -87,12 +89,6 @@ pub fn examine(args: &BlockersArgs, config: &Config) -> anyhow::Result<BlockersR
     };
     let state = NvmlState::of(trouble.as_ref(), asked);
     Ok(report(*operation, decide(&scene), devices.list(), &seen, &modules, state))
-}
-
-/// Neither this process nor the one that asked NVML is anybody's blocker: both are about to end.
-fn forget(view: &mut View, child: Option<u32>) {
-    let own: BTreeSet<u32> = [Some(std::process::id()), child].into_iter().flatten().collect();
-    view.holders.retain(|holder| !own.contains(&holder.key.tgid));
 }
 
 /// NVML is being asked, on a host that has it.

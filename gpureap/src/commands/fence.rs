@@ -13,17 +13,17 @@ use crate::{
     cli::{FenceArgs, FencedGpus, UnfenceArgs},
     clock,
     config::Config,
-    error::Failure,
+    error::{Failure, NO_DEVICE},
     exit_code::Exit,
     fence::{
         cgroup::Cgroups,
-        report::{Action, FenceReport, HostNames, Scene, build, number},
+        report::{Action, FenceReport, HostNames, Scene, build},
         text,
     },
     gpu::devices::{Devices, discover},
     host::Host,
     kernel::rights,
-    model::{ProcKey, Slot},
+    model::{Device, ProcKey, Slot},
     out,
     process::Facts,
 };
@@ -62,13 +62,10 @@ fn raise(args: &FenceArgs, config: &Config) -> anyhow::Result<FenceReport> {
     crate::eyes::require_configured(config, &devices)?;
     let slots = devices.select_all(&config.paths, gpu, *by)?;
     if slots.is_empty() {
-        return Err(Failure::unsupported(
-            "there is nothing to fence: this host has no NVIDIA device, and no stand-in is configured",
-        )
-        .into());
+        return Err(Failure::unsupported(format!("there is nothing to fence: this host has {NO_DEVICE}")).into());
     }
     let exempt = exemptions(config, exempt_pid, exempt_cgroup)?;
-    let deadline_ns = clock::boottime_ns().saturating_add(u64::try_from(ttl.as_nanos()).unwrap_or(u64::MAX));
+    let deadline_ns = clock::boottime_ns().saturating_add(clock::nanos(*ttl));
     let changed = pinned::raise(config, &devices, &slots, deadline_ns, &exempt)?;
     let chosen = numbers(&devices, &slots);
     Ok(report(Action::Fence, config, &devices, &chosen, changed))
@@ -93,8 +90,8 @@ fn lower(args: &UnfenceArgs, config: &Config) -> anyhow::Result<FenceReport> {
     let devices = devices.with_all_of(&table);
     let chosen = numbers(&devices, &devices.select_all(&config.paths, gpu, *by)?);
     let mut changed = pinned::lower(config, Some(&chosen))?;
-    for device in devices.list().iter().filter(|device| chosen.contains(&number(device))) {
-        if !changed.before.contains(&number(device)) {
+    for device in devices.list().iter().filter(|device| chosen.contains(&device.number())) {
+        if !changed.before.contains(&device.number()) {
             changed.notes.push(format!("{} was not fenced", device.node.display()));
         }
     }
@@ -111,7 +108,7 @@ fn devices(config: &Config) -> anyhow::Result<Devices> {
 }
 
 fn numbers(devices: &Devices, slots: &BTreeSet<Slot>) -> BTreeSet<u32> {
-    slots.iter().filter_map(|slot| devices.get(*slot)).map(number).collect()
+    slots.iter().filter_map(|slot| devices.get(*slot)).map(Device::number).collect()
 }
 
 fn exemptions(config: &Config, pids: &[u32], cgroups: &[String]) -> anyhow::Result<Exemptions> {

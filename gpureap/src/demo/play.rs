@@ -15,8 +15,9 @@ use crate::{
     holders::{self, Options},
     host::Host,
     model::{DeviceKind, Eyes, Holder, How, ProcKey, Slot, Source, View},
-    out::{self, Style},
+    out::{self, Style, words::plural},
     reap::{
+        self,
         ladder::Rungs,
         people::ProcPeople,
         pidfd::Pidfds,
@@ -143,7 +144,7 @@ pub fn close(story: &mut Story<'_>, struck: bool, took: Duration) -> anyhow::Res
         story.tell(&format!("\nEvery step was right, in {took:.1} s."))?;
         return Ok(Exit::Done);
     }
-    story.tell(&format!("\n{wrong} {} wrong.", text::plural(wrong, "step was", "steps were")))?;
+    story.tell(&format!("\n{wrong} {} wrong.", plural(wrong, "step was", "steps were")))?;
     Ok(Exit::Internal)
 }
 
@@ -269,19 +270,11 @@ fn reap(
     let people = ProcPeople::new(&stage.config.paths.proc);
     // Whatever else may hold these devices by now, only the demo's own processes are signalled.
     let policy = Policy {
-        slots: Some(slots.values().copied().collect()),
-        matching: Matching::Any,
-        by_handle: BTreeSet::new(),
-        contexts: BTreeMap::new(),
         pids: cast.pids(),
-        chosen: None,
-        own: std::process::id(),
         own_session: people.session(std::process::id()),
-        ancestors: people.ancestors(std::process::id()),
         include_own_session: false,
-        stop_monitors: false,
-        include_protected: BTreeSet::new(),
         privileged: true,
+        ..reap::choice(Some(slots.values().copied().collect()), Matching::Any, &Devices::default(), &people)
     };
     let mut record = Record::new(&stage.config.paths.state, scene.clone(), boottime_ns);
     let view = eyes.view()?;

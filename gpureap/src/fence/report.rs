@@ -6,10 +6,7 @@ use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
 };
 
-use gpureap_common::{
-    abi::{self, ANY_MINOR},
-    fence::NO_DEADLINE,
-};
+use gpureap_common::fence::NO_DEADLINE;
 use serde::{Deserialize, Serialize};
 
 use super::cgroup::Cgroups;
@@ -175,16 +172,12 @@ impl Names for HostNames<'_> {
     }
 }
 
-pub fn number(device: &Device) -> u32 {
-    abi::dev(device.major, device.minor.unwrap_or(ANY_MINOR))
-}
-
 pub fn build(scene: Scene<'_>, host: &Host, names: &dyn Names) -> FenceReport {
     let Scene { action, standing, devices, chosen, before, notes } = scene;
     let Host { name, boot_id, now, boottime_ns } = host;
     let fenced = devices.list().iter().filter_map(|device| {
         let fence = standing.fences.get(&device.slot)?;
-        let number = number(device);
+        let number = device.number();
         let touched = chosen.contains(&number);
         let lowered = action == Action::Unfence && touched;
         let closed = standing.refuses(device.slot, *boottime_ns);
@@ -271,7 +264,7 @@ fn denied(group: &[&Denied], devices: &Devices, host: &Host, names: &dyn Names) 
     let Place { unit, container, slurm_job, slurm_step: _, pod } = cgroup.as_deref().map(Place::of).unwrap_or_default();
     let first = group.iter().map(|one| one.first_ns).min().unwrap_or(*last_ns);
     DeniedReport {
-        node: devices.get(*slot).map_or_else(|| format!("slot {slot}"), |device| device.node.display().to_string()),
+        node: devices.node(*slot),
         comm: comm.clone(),
         uid: *uid,
         user: names.user(*uid),

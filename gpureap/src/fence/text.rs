@@ -6,7 +6,10 @@ use unicode_width::UnicodeWidthStr as _;
 use super::report::{
     Action, Change, DeniedReport, ExemptCgroup, ExemptProcess, ExemptReport, FenceReport, FencedReport,
 };
-use crate::out::{sanitize::escape, text::span};
+use crate::out::{
+    sanitize::escape,
+    words::{plural, span},
+};
 
 const TITLES: [&str; 8] = ["NODE", "INDEX", "UUID", "PCI", "STATE", "LEFT", "REFUSED", "LET THROUGH"];
 
@@ -73,7 +76,7 @@ fn row(device: &FencedReport) -> [String; 8] {
 fn tried(denied: &DeniedReport) -> String {
     let DeniedReport { node, comm, uid, user, cgroup, unit, container, slurm_job, pod, count, processes, pids, .. } =
         denied;
-    let opens = if *count == 1 { "1 open".to_owned() } else { format!("{count} opens") };
+    let opens = format!("{count} {}", plural(*count as usize, "open", "opens"));
     let mut parts = vec![format!("refused: {opens} of {} by {}", escape(node), escape(comm))];
     let last = pids.first().map_or_else(String::new, ToString::to_string);
     parts.push(match processes {

@@ -13,7 +13,7 @@ use crate::{
     config::Config,
     gpu::devices::Devices,
     model::{ProcKey, Slot},
-    out::sanitize::escape,
+    out::{sanitize::escape, words::plural},
 };
 
 /// Between two lines about the same kind of trier.
@@ -154,7 +154,7 @@ impl FenceWatch {
 
 fn say(line: &Line, node: Option<&str>, cgroup: Option<&str>) -> String {
     let Line { who: Who { slot, comm, uid, cgroup_id }, opens, processes, last } = line;
-    let opens = if *opens == 1 { "1 open".to_owned() } else { format!("{opens} opens") };
+    let opens = format!("{opens} {}", plural(*opens as usize, "open", "opens"));
     let node = node.map_or_else(|| format!("slot {slot}"), |node| escape(node).into_owned());
     let pid = last.tgid;
     let processes = if *processes == 1 { format!("pid {pid}") } else { format!("{processes} processes, last {pid}") };

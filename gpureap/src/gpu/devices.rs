@@ -17,7 +17,7 @@ use gpureap_common::abi::{ANY_MINOR, MAX_SLOTS, MINOR_BITS, dev};
 use crate::{
     config::{Paths, StandIn},
     error::Failure,
-    model::{Device, DeviceKind, Slot},
+    model::{Device, DeviceKind, Slot, node_name},
 };
 
 /// Minors of the 195 major that are no GPU (`nv_linux.h`, `nv-modeset-interface.h` of the open kernel modules).
@@ -40,8 +40,7 @@ pub struct Devices {
 impl Devices {
     /// A table that somebody else has made, as the daemon did for those who ask it.
     pub fn told(list: Vec<Device>, present: BTreeSet<Slot>, notes: Vec<String>) -> Self {
-        let number = |device: &Device| dev(device.major, device.minor.unwrap_or(ANY_MINOR));
-        let by_dev = list.iter().map(|device| (number(device), device.slot)).collect();
+        let by_dev = list.iter().map(|device| (device.number(), device.slot)).collect();
         Self { list, by_dev, present, notes, fingerprint: 0 }
     }
 
@@ -62,6 +61,11 @@ impl Devices {
             Some(device) if device.slot == slot => Some(device),
             _ => self.list.iter().find(|device| device.slot == slot),
         }
+    }
+
+    /// What people call it.
+    pub fn node(&self, slot: Slot) -> String {
+        node_name(self.get(slot), slot)
     }
 
     /// By device number; an unknown minor of an NVIDIA major belongs to the wildcard entry of that major.
@@ -142,7 +146,7 @@ pub fn discover(paths: &Paths, stand_ins: &[StandIn]) -> Result<Devices, Failure
     let mut devices = Devices { notes, ..Devices::default() };
     for mut device in named.into_iter().chain(wildcards) {
         let slot = devices.list.len() as Slot;
-        let number = dev(device.major, device.minor.unwrap_or(ANY_MINOR));
+        let number = device.number();
         if devices.by_dev.contains_key(&number) {
             if device.kind == DeviceKind::Standin {
                 let (node, Device { major, minor, .. }) = (device.node.display(), &device);

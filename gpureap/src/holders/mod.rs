@@ -177,7 +177,7 @@ fn holder_report(
         let device = devices.get(*slot);
         let Usage { fds, maps, first_open_ns, last_open_ns, ever_mapped: _ } = usage;
         HeldReport {
-            node: node(devices, *slot),
+            node: devices.node(*slot),
             fds: *fds,
             maps: *maps,
             role: device.and_then(|device| role(device, usage)),
@@ -258,7 +258,7 @@ fn is_gone(key: ProcKey, proc: &Path) -> bool {
 fn orphan_report(orphan: &Orphan, devices: &Devices) -> OrphanReport {
     let Orphan { slot, files, how, last_owner } = orphan;
     OrphanReport {
-        node: node(devices, *slot),
+        node: devices.node(*slot),
         files: *files,
         how: *how,
         last_owner: last_owner.as_ref().map(|(key, comm)| ProcessName {
@@ -267,10 +267,6 @@ fn orphan_report(orphan: &Orphan, devices: &Devices) -> OrphanReport {
             comm: comm.clone(),
         }),
     }
-}
-
-fn node(devices: &Devices, slot: Slot) -> String {
-    devices.get(slot).map_or_else(|| format!("slot {slot}"), |device| device.node.display().to_string())
 }
 
 #[cfg(test)]

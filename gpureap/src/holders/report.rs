@@ -227,6 +227,7 @@ mod tests {
             (137 << 8, r#"{"code":137}"#),
             (9, r#"{"signal":9}"#),
             (0x8b, r#"{"signal":11,"core":true}"#),
+            (0x80 | 6, r#"{"signal":6,"core":true}"#),
         ] {
             assert_eq!(serde_json::to_string(&ExitReport::from_status(status)).unwrap(), json);
         }

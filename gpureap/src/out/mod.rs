@@ -3,6 +3,7 @@
 pub mod json;
 pub mod sanitize;
 pub mod text;
+pub mod words;
 
 use std::{
     env,

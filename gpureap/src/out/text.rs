@@ -2,17 +2,18 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use jiff::{SignedDuration, Timestamp};
-use serde::Serialize;
+use jiff::Timestamp;
 use unicode_width::{UnicodeWidthChar as _, UnicodeWidthStr as _};
 
 use super::{
     Style, raw,
-    sanitize::{command_line, escape},
+    sanitize::escape,
+    words::{self, ended, ranges, span, word},
 };
 use crate::{
     classify::Class,
-    holders::report::{DeviceReport, ExitReport, HeldReport, HolderReport, HoldersReport, Origin, ProcessName, Role},
+    error::NO_DEVICE,
+    holders::report::{DeviceReport, HeldReport, HolderReport, HoldersReport, Origin, ProcessName, Role},
 };
 
 /// From this many on, processes that one job left behind are one row for each GPU.
@@ -28,7 +29,7 @@ pub fn holders(report: &HoldersReport, style: Style) -> String {
     let groups = groups(report);
     let rows = rows(report, &groups);
     if report.devices.is_empty() && report.holders.is_empty() {
-        text += "This host has no NVIDIA device, and no stand-in is configured.\n";
+        text.extend(["This host has ", NO_DEVICE, ".\n"]);
     } else if rows.is_empty() {
         text += if report.complete { "No process holds a GPU.\n" } else { "No process that was seen holds a GPU.\n" };
     } else {
@@ -66,25 +67,6 @@ fn header(report: &HoldersReport) -> String {
         parts.push("incomplete".to_owned());
     }
     parts.join(", ")
-}
-
-/// A name as the JSON has it.
-pub fn word(value: &impl Serialize) -> String {
-    match serde_json::to_value(value) {
-        Ok(serde_json::Value::String(text)) => text,
-        _ => String::new(),
-    }
-}
-
-/// Two units at most: `3d 4h`, `12m 5s`, `40s`.
-pub fn span(duration: SignedDuration) -> String {
-    let seconds = duration.as_secs().max(0);
-    match seconds {
-        0..60 => format!("{seconds}s"),
-        60..3600 => format!("{}m {}s", seconds / 60, seconds % 60),
-        3600..86400 => format!("{}h {}m", seconds / 3600, seconds / 60 % 60),
-        _ => format!("{}d {}h", seconds / 86400, seconds / 3600 % 24),
-    }
 }
 
 /// Processes by the dead ancestor that names their job.
@@ -154,14 +136,13 @@ fn row(device: Option<&DeviceReport>, holder: &HolderReport, held: &[&HeldReport
     let HolderReport { pid, state, comm, argv, uid, user, class, class_rule, origin, .. } = holder;
     let nodes: Vec<&str> = held.iter().map(|held| held.node.as_str()).collect();
     let first = held.iter().filter_map(|held| held.first_open).min();
-    let user = user.clone().or_else(|| uid.map(|uid| uid.to_string())).unwrap_or_else(|| "?".to_owned());
     let role = held.iter().find_map(|held| held.role);
     Row {
         cells: [
             device.map_or_else(|| "-".to_owned(), gpu_number),
             escape(&nodes.join(",")).into_owned(),
             pid.to_string(),
-            escape(&user).into_owned(),
+            words::user(user.as_deref(), *uid).into_owned(),
             class_cell(*class, class_rule),
             state.map_or_else(|| "?".to_owned(), |state| state.to_string()),
             role.map_or_else(|| "-".to_owned(), |role| word(&role)),
@@ -195,12 +176,11 @@ fn held_for(first: Option<Timestamp>, origin: Origin, now: Timestamp) -> String 
     }
 }
 
-/// The arguments; the name alone, in brackets as ps does, where there are none. The name is shown too when the process
-/// was renamed.
+/// With the name too when the process was renamed.
 fn command(comm: &str, argv: &[String]) -> String {
-    let Some(program) = argv.first() else { return format!("[{}]", escape(comm)) };
+    let line = words::command(comm, argv);
+    let Some(program) = argv.first() else { return line };
     let base = program.rsplit('/').next().unwrap_or(program);
-    let line = command_line(argv);
     // The kernel keeps 15 bytes of the name.
     let renamed = !base.starts_with(comm) && !line.contains(comm);
     if renamed && !comm.is_empty() { format!("[{}] {line}", escape(comm)) } else { line }
@@ -332,26 +312,6 @@ fn below(report: &HoldersReport, groups: &Groups<'_>) -> Vec<String> {
     }
     lines.extend(notes.iter().map(|note| format!("note: {}", escape(note))));
     lines
-}
-
-fn ended(exit: ExitReport) -> String {
-    match exit {
-        ExitReport { signal: Some(signal), .. } => format!("killed by signal {signal}"),
-        ExitReport { code, .. } => format!("exited {}", code.unwrap_or(0)),
-    }
-}
-
-/// `1000-1125, 1200`.
-pub fn ranges(sorted: &[u32]) -> String {
-    let mut parts: Vec<(u32, u32)> = Vec::new();
-    for pid in sorted {
-        match parts.last_mut() {
-            Some((_, last)) if *last + 1 == *pid => *last = *pid,
-            _ => parts.push((*pid, *pid)),
-        }
-    }
-    let text = parts.iter().map(|(a, b)| if a == b { a.to_string() } else { format!("{a}-{b}") });
-    text.collect::<Vec<_>>().join(", ")
 }
 
 #[cfg(test)]

@@ -68,7 +68,7 @@ impl Facts {
         let stat = Stat::parse(&dir.read("stat")?).filter(accept)?;
         let start_ns = stat.start_ns();
         let Stat { comm, state, ppid, session, threads, kernel_thread, .. } = stat;
-        let Status { uid, nspids } = dir.read("status").map(|bytes| Status::parse(&bytes)).unwrap_or_default();
+        let Status { tgid: _, uid, nspids } = dir.read("status").map(|bytes| Status::parse(&bytes)).unwrap_or_default();
         let mut cmdline = dir.read("cmdline").unwrap_or_default();
         let mut exe = dir.link("exe");
         // A leader that has ended has given up its address space, its threads have not.

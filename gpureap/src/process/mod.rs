@@ -3,6 +3,7 @@
 pub mod cgroup;
 pub mod facts;
 pub mod names;
+pub mod pidfd;
 pub mod place;
 pub mod stat;
 pub mod table;

@@ -1,5 +1,7 @@
 //! /proc/PID/stat and /proc/PID/status, from bytes: a process chooses its name, so the name may hold anything.
 
+use std::{fs, path::Path};
+
 /// `PF_KTHREAD`, include/linux/sched.h.
 const KERNEL_THREAD: u64 = 0x0020_0000;
 
@@ -55,6 +57,11 @@ impl Stat {
         })
     }
 
+    /// Of the process or thread with that directory; `None` where there is none.
+    pub fn read(dir: &Path) -> Option<Self> {
+        Self::parse(&fs::read(dir.join("stat")).ok()?)
+    }
+
     /// Whether this is the process that started at that boottime: the file has ticks, the kernel nanoseconds.
     pub fn started_at(&self, start_ns: u64) -> bool {
         self.start_ticks == start_ns / tick_ns()
@@ -64,6 +71,12 @@ impl Stat {
     pub fn start_ns(&self) -> u64 {
         self.start_ticks.saturating_mul(tick_ns())
     }
+}
+
+/// Whether all threads of the process with that directory are on their way out; `None` where there is none.
+pub fn all_exiting(dir: &Path) -> Option<bool> {
+    let tasks = fs::read_dir(dir.join("task")).ok()?;
+    Some(tasks.flatten().filter_map(|task| Stat::read(&task.path())).all(|stat| stat.exiting))
 }
 
 /// Whether two boottimes are the start of one process, one or both of them read here.
@@ -79,6 +92,8 @@ fn tick_ns() -> u64 {
 /// The fields of /proc/PID/status that matter here.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Status {
+    /// The process, where the file is a thread's.
+    pub tgid: Option<u32>,
     /// Effective user, as ps shows it.
     pub uid: Option<u32>,
     /// The pid in each namespace, outermost first.
@@ -86,6 +101,11 @@ pub struct Status {
 }
 
 impl Status {
+    /// Of the process or thread with that directory; `None` where it may not be read.
+    pub fn read(dir: &Path) -> Option<Self> {
+        fs::read(dir.join("status")).ok().map(|bytes| Self::parse(&bytes))
+    }
+
     pub fn parse(bytes: &[u8]) -> Self {
         let mut status = Self::default();
         for line in bytes.split(|byte| *byte == b'\n') {
@@ -93,7 +113,9 @@ impl Status {
                 let rest = std::str::from_utf8(line.strip_prefix(prefix)?).ok()?;
                 Some(rest.split_ascii_whitespace().map_while(|word| word.parse().ok()).collect::<Vec<u32>>())
             };
-            if let Some(uids) = numbers(b"Uid:") {
+            if let Some(tgids) = numbers(b"Tgid:") {
+                status.tgid = tgids.first().copied();
+            } else if let Some(uids) = numbers(b"Uid:") {
                 status.uid = uids.get(1).copied();
             } else if let Some(pids) = numbers(b"NSpid:") {
                 status.nspids = pids;
@@ -139,8 +161,9 @@ mod tests {
 
     #[test]
     fn status_lines() {
-        let status = Status::parse(b"Name:\tUid:\\n1\nUid:\t1000\t1001\t0\t0\nNSpid:\t498\t7\t1\nNSpgid:\t410\n");
-        assert_eq!(status, Status { uid: Some(1001), nspids: vec![498, 7, 1] });
+        let status =
+            Status::parse(b"Name:\tUid:\\n1\nTgid:\t498\nUid:\t1000\t1001\t0\t0\nNSpid:\t498\t7\t1\nNSpgid:\t410\n");
+        assert_eq!(status, Status { tgid: Some(498), uid: Some(1001), nspids: vec![498, 7, 1] });
         assert_eq!(Status::parse(b"Uid:\nNSpid:\tx\n\xff"), Status::default());
     }
 

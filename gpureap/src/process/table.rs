@@ -28,7 +28,7 @@ impl Table {
     pub fn read(proc_root: &Path) -> Self {
         let kin = |entry: fs::DirEntry| {
             let pid: u32 = entry.file_name().to_str()?.parse().ok()?;
-            Some((pid, kin(&Stat::parse(&fs::read(entry.path().join("stat")).ok()?)?)))
+            Some((pid, kin(&Stat::read(&entry.path())?)))
         };
         Self(fs::read_dir(proc_root).into_iter().flatten().flatten().filter_map(kin).collect())
     }

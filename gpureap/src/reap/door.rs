@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use super::plan::{Class, Policy, Subject};
 use crate::{
     bpf::fence::{Denied, Exemptions, Fence},
-    clock::boottime_ns,
+    clock::{boottime_ns, nanos},
     config::Config,
     error::Failure,
     gpu::devices::Devices,
@@ -57,7 +57,7 @@ impl Door {
             Some(slots) => slots.clone(),
             None => devices.gpus().map(|device| device.slot).collect(),
         };
-        let time = u64::try_from(time.saturating_add(SPARE).as_nanos()).unwrap_or(u64::MAX);
+        let time = nanos(time.saturating_add(SPARE));
         let exempt = Exemptions { processes: helper.into_iter().collect(), cgroups: BTreeSet::new() };
         let deadline = boottime_ns().saturating_add(time);
         Ok(Self { fence: Fence::raise(config, devices, &chosen, Some(deadline), &exempt)? })
@@ -76,8 +76,7 @@ impl Door {
     pub fn report(&self, devices: &Devices) -> anyhow::Result<DoorReport> {
         let tried = |denied: Denied| {
             let Denied { key, comm, uid, cgroup_id: _, slot, count, first_ns: _, last_ns: _ } = denied;
-            let node =
-                devices.get(slot).map_or_else(|| format!("slot {slot}"), |device| device.node.display().to_string());
+            let node = devices.node(slot);
             Tried { pid: key.tgid, start_ns: key.start_ns, comm, uid, node, count }
         };
         Ok(DoorReport {

@@ -12,7 +12,10 @@ use super::{
     scope::Kinship,
     signaller::{Delivery, Handle, Opened, Signal, Signaller},
 };
-use crate::model::{Eyes, Holder, ProcKey, Slot};
+use crate::{
+    clock::nanos,
+    model::{Eyes, Holder, ProcKey, Slot},
+};
 
 /// First and longest pause between two looks for a process that lets go without exiting.
 const LOOK_MIN: u64 = 1_000_000;
@@ -64,6 +67,13 @@ pub enum End {
     Failed(String),
     /// It still holds.
     Survived,
+}
+
+impl End {
+    /// Nothing is left to be done about it.
+    pub const fn is_over(&self) -> bool {
+        matches!(self, Self::Exited | Self::Vanished | Self::PidReused | Self::Released)
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -150,9 +160,7 @@ impl Climber<'_> {
     fn seen(&mut self, holder: Option<&Holder>, now: u64) {
         let held: BTreeSet<Slot> = holder
             .filter(|holder| same_process(holder.key, self.fate.key))
-            .map(|holder| {
-                holder.usage.iter().filter(|(_, usage)| usage.fds + usage.maps > 0).map(|(slot, _)| *slot).collect()
-            })
+            .map(|holder| holder.held().collect())
             .unwrap_or_default();
         let gone: Vec<Slot> = self.fate.holds.difference(&held).copied().collect();
         self.closed(gone, now);
@@ -190,7 +198,7 @@ impl Ladder<'_> {
     }
 
     fn after(&self, time: Duration) -> u64 {
-        self.signaller.now_ns().saturating_add(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX))
+        self.signaller.now_ns().saturating_add(nanos(time))
     }
 
     fn open<'r>(&mut self, row: &'r Row) -> Climber<'r> {

@@ -17,36 +17,28 @@ use crate::{
         modules,
         nvml::{
             NvmlChild, NvmlTrouble, Snapshot,
-            memory::{Case, Inheritance, MemoryState},
-            proof::{Limits, prove},
+            memory::{Case, MemoryState, inherited},
+            proof::{GpuMemory, Limits, prove},
         },
     },
-    model::{DeviceKind, Holder, ProcKey, Slot},
+    model::{Device, DeviceKind, ProcKey, Slot, View},
 };
 
 /// Memory is free when the last file is closed, as measured; what is not free after this long stays.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Whom the memory of a GPU may belong to without being a fault.
-#[derive(Clone, Debug, Default)]
-pub struct Staying {
+#[derive(Clone, Debug)]
+pub struct Staying<'a> {
     /// Holders that were left alone.
     pub remaining: BTreeSet<u32>,
-    /// Holders with what they were forked from.
-    pub heirs: Vec<Holder>,
-}
-
-/// What is known of the memory of one GPU.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct SlotMemory {
-    pub state: MemoryState,
-    /// Boottime at which it was seen to be free.
-    pub free_ns: Option<u64>,
+    /// Who holds what, and has it from whom.
+    pub view: &'a View,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MemoryFacts {
-    pub slots: BTreeMap<Slot, SlotMemory>,
+    pub slots: BTreeMap<Slot, GpuMemory>,
     /// Why nothing, or not all, is known.
     pub trouble: Option<String>,
     /// Who refers to the driver's modules; asked where memory stays used.
@@ -65,7 +57,7 @@ impl MemoryFacts {
 
 /// Somebody who can be asked for device memory.
 pub trait MemoryWitness {
-    fn testify(&mut self, staying: &Staying, patience: Duration) -> MemoryFacts;
+    fn testify(&mut self, staying: &Staying<'_>, patience: Duration) -> MemoryFacts;
 }
 
 /// In a report.
@@ -100,7 +92,7 @@ impl From<&MemoryState> for MemoryReport {
 /// NVML, in a child with a time limit.
 pub struct Nvml {
     child: Result<NvmlChild, NvmlTrouble>,
-    minors: BTreeMap<Slot, u32>,
+    gpus: Vec<Device>,
     before: Option<Snapshot>,
     proc: PathBuf,
     sys: PathBuf,
@@ -110,15 +102,12 @@ pub struct Nvml {
 impl Nvml {
     /// `None` where no real GPU is chosen: stand-ins have no memory. The child does nothing before [`Nvml::start`].
     pub fn prepare(config: &Config, devices: &Devices, policy: &Policy) -> Option<Self> {
-        let minors: BTreeMap<Slot, u32> = devices
-            .list()
-            .iter()
-            .filter(|device| device.kind == DeviceKind::Gpu && policy.wants(device.slot))
-            .filter_map(|device| Some((device.slot, device.minor?)))
-            .collect();
-        (!minors.is_empty()).then(|| Self {
+        let is_real = |device: &&Device| device.kind == DeviceKind::Gpu && device.minor.is_some();
+        let chosen = devices.list().iter().filter(is_real).filter(|device| policy.wants(device.slot));
+        let gpus: Vec<Device> = chosen.cloned().collect();
+        (!gpus.is_empty()).then(|| Self {
             child: NvmlChild::spawn(&config.nvml),
-            minors,
+            gpus,
             before: None,
             proc: config.paths.proc.clone(),
             sys: config.paths.sys.clone(),
@@ -146,13 +135,13 @@ impl Nvml {
         self.before = child.ask(self.timeout).ok();
         let Some(before) = &self.before else { return BTreeMap::new() };
         let contexts = before.contexts();
-        self.minors.iter().filter_map(|(slot, minor)| Some((*slot, contexts.get(minor)?.clone()))).collect()
+        self.gpus.iter().filter_map(|gpu| Some((gpu.slot, contexts.get(&gpu.minor?)?.clone()))).collect()
     }
 }
 
 impl MemoryWitness for Nvml {
-    fn testify(&mut self, staying: &Staying, patience: Duration) -> MemoryFacts {
-        let Self { child, minors, before, proc, sys, timeout } = self;
+    fn testify(&mut self, staying: &Staying<'_>, patience: Duration) -> MemoryFacts {
+        let Self { child, gpus, before, proc, sys, timeout } = self;
         let child = match child {
             Ok(child) => child,
             Err(trouble) => {
@@ -160,24 +149,16 @@ impl MemoryWitness for Nvml {
             }
         };
         let alive = |pid: u32| proc.join(pid.to_string()).exists();
-        let inheritance = |heir: &Holder| {
-            let dead = heir.inherited_from?.tgid;
-            let held = heir.usage.keys().filter_map(|slot| minors.get(slot)).copied().collect();
-            (!alive(dead)).then_some(Inheritance { dead, living: heir.key.tgid, minors: held })
-        };
         let mut case = Case {
             before: before.clone(),
             remaining: staying.remaining.clone(),
             alive: BTreeSet::new(),
-            inherited: staying.heirs.iter().filter_map(inheritance).collect(),
+            inherited: inherited(staying.view, gpus, &|key| alive(key.tgid)),
         };
         let limits = Limits { until: Instant::now() + patience.min(PATIENCE), timeout: *timeout, clock: boottime_ns };
-        let wanted: BTreeSet<u32> = minors.values().copied().collect();
+        let wanted: BTreeSet<u32> = gpus.iter().filter_map(|gpu| gpu.minor).collect();
         let proof = prove(child, &mut case, &wanted, limits, &alive);
-        let slots = minors.iter().filter_map(|(slot, minor)| {
-            let gpu = proof.gpus.get(minor)?;
-            Some((*slot, SlotMemory { state: gpu.state.clone(), free_ns: gpu.free_ns }))
-        });
+        let slots = gpus.iter().filter_map(|gpu| Some((gpu.slot, proof.gpus.get(&gpu.minor?)?.clone())));
         let mut facts = MemoryFacts {
             slots: slots.collect(),
             trouble: proof.trouble.map(|trouble| trouble.to_string()),

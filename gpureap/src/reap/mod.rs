@@ -19,10 +19,11 @@ pub mod without;
 
 #[cfg(test)]
 mod tests;
-#[cfg(test)]
-mod world;
 
-use std::{collections::BTreeMap, io::IsTerminal as _};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    io::IsTerminal as _,
+};
 
 use self::{
     door::Door,
@@ -47,40 +48,52 @@ use crate::{
     eyes::{self, Opened},
     gpu::devices::Devices,
     kernel::rights,
-    model::Eyes,
-    out,
+    model::{Eyes, Slot},
+    out::{self, words::plural},
 };
 
 pub fn run(args: &ReapArgs, config: &Config) -> anyhow::Result<Exit> {
     let Opened { eyes, devices, note } = eyes::open_configured(config)?;
     if devices.is_empty() {
-        return Err(Failure::unsupported("this host has no NVIDIA device, and no stand-in is configured").into());
+        return Err(Failure::no_device().into());
     }
     reap(args, config, &devices, eyes.as_ref(), note)
 }
 
+/// The holders of some devices, with nobody out of bounds.
+pub fn choice(slots: Option<BTreeSet<Slot>>, matching: Matching, devices: &Devices, people: &ProcPeople) -> Policy {
+    Policy {
+        slots,
+        matching,
+        by_handle: devices.by_handle(),
+        contexts: BTreeMap::new(),
+        pids: BTreeSet::new(),
+        chosen: None,
+        own: std::process::id(),
+        own_session: 0,
+        ancestors: people.ancestors(std::process::id()),
+        include_own_session: true,
+        stop_monitors: false,
+        include_protected: BTreeSet::new(),
+        privileged: rights::sees_every_process(),
+    }
+}
+
 fn policy(args: &ReapArgs, config: &Config, devices: &Devices, people: &ProcPeople) -> anyhow::Result<Policy> {
-    let choosing = &args.choosing;
     let unknown = |name: &&String| *name != "all" && !config.classes.has(name);
     if let Some(name) = args.include_protected.iter().find(unknown) {
         return Err(
             Failure::usage(format!("--include-protected {name}: no rule has that name; the plan names them")).into()
         );
     }
+    let slots = choose::slots(&args.choosing, devices, config)?;
     Ok(Policy {
-        slots: choose::slots(choosing, devices, config)?,
-        matching: args.matching().into(),
-        by_handle: devices.by_handle(),
-        contexts: BTreeMap::new(),
-        pids: choosing.pid.iter().copied().collect(),
-        chosen: None,
-        own: std::process::id(),
+        pids: args.choosing.pid.iter().copied().collect(),
         own_session: people.session(std::process::id()),
-        ancestors: people.ancestors(std::process::id()),
         include_own_session: args.include_own_session,
         stop_monitors: args.stop_monitors,
         include_protected: args.include_protected.iter().cloned().collect(),
-        privileged: rights::sees_every_process(),
+        ..choice(slots, args.matching().into(), devices, people)
     })
 }
 
@@ -147,15 +160,20 @@ pub fn reap(
     };
     let planned = reaper.plan(view, &subjects);
     let targets = planned.plan.targets().count();
-    let mut preview = reaper.dry_run(&planned);
-    preview.notes.extend(note.iter().chain(&filter_notes).cloned());
+    let preview = || {
+        let mut preview = reaper.dry_run(&planned);
+        preview.notes.extend(note.iter().chain(&filter_notes).cloned());
+        preview
+    };
     if args.dry_run {
+        let preview = preview();
         print(args, &preview, || text::plan(&preview, first.name()))?;
         return Ok(Exit::Done);
     }
     if targets > 0 && !args.yes && std::io::stdin().is_terminal() {
+        let preview = preview();
         out::diagnostic_text(&text::plan(&preview, first.name()));
-        let question = format!("send {first} to {targets} {}? [y/N] ", text::plural(targets, "process", "processes"));
+        let question = format!("send {first} to {targets} {}? [y/N] ", plural(targets, "process", "processes"));
         if !out::ask(&question)? {
             out::diagnostic_text("nothing was done\n");
             return Ok(Exit::Held);

@@ -3,7 +3,6 @@
 use std::{
     cell::{OnceCell, RefCell},
     collections::{BTreeMap, BTreeSet},
-    fs,
     path::PathBuf,
 };
 
@@ -25,7 +24,7 @@ use crate::{
         Facts,
         cgroup::{self, Hierarchies, JobCgroup},
         place,
-        stat::Stat,
+        stat::{Stat, Status},
         table::Table,
     },
 };
@@ -69,7 +68,7 @@ impl ProcPeople {
     }
 
     fn stat(&self, pid: u32) -> Option<Stat> {
-        Stat::parse(&fs::read(self.root.join(pid.to_string()).join("stat")).ok()?)
+        Stat::read(&self.root.join(pid.to_string()))
     }
 
     /// What the plan must know of the holders. A process that is gone is left out: it is not signalled anyway.
@@ -123,10 +122,8 @@ impl People for ProcPeople {
         if test_kill_process(number) == Err(Errno::SRCH) {
             return Presence::Absent;
         }
-        let status = fs::read_to_string(self.root.join(pid.to_string()).join("status"));
-        let Ok(status) = status else { return Presence::Hidden };
-        let process = status.lines().find_map(|line| line.strip_prefix("Tgid:")?.trim().parse().ok());
-        process.filter(|process| *process != pid).map_or(Presence::Here, Presence::ThreadOf)
+        let Some(status) = Status::read(&self.root.join(pid.to_string())) else { return Presence::Hidden };
+        status.tgid.filter(|process| *process != pid).map_or(Presence::Here, Presence::ThreadOf)
     }
 }
 
@@ -156,16 +153,8 @@ impl Kinship for ProcPeople {
             Via::Device => true,
             Via::Cgroup(dir) => self.hierarchies().is_in(&self.root, pid, dir),
             Via::Tree(root) => {
-                let mut next = Some(pid);
-                let mut seen = BTreeSet::new();
-                while let Some(pid) = next.filter(|pid| seen.insert(*pid)) {
-                    let stat = self.stat(pid);
-                    if pid == root.tgid {
-                        return stat.is_some_and(|stat| stat.started_at(root.start_ns));
-                    }
-                    next = stat.map(|stat| stat.ppid);
-                }
-                false
+                let is_below = || pid == root.tgid || self.ancestors(pid).contains(&root.tgid);
+                is_below() && self.stat(root.tgid).is_some_and(|stat| stat.started_at(root.start_ns))
             }
         }
     }

@@ -8,9 +8,9 @@ use std::{
 };
 
 use rustix::{
-    event::{PollFd, PollFlags, Timespec, poll},
+    event::{PollFd, PollFlags},
     io::Errno,
-    process::{self, Pid, PidfdFlags, Resource, Rlimit},
+    process::{self, Resource, Rlimit},
 };
 
 use super::{
@@ -20,10 +20,11 @@ use super::{
 use crate::{
     clock::boottime_ns,
     model::ProcKey,
-    process::{cgroup, stat::Stat},
+    process::{
+        cgroup, pidfd,
+        stat::{Stat, all_exiting},
+    },
 };
-
-const NANOS: u64 = 1_000_000_000;
 
 #[derive(Debug)]
 pub struct Pidfds {
@@ -50,29 +51,16 @@ impl Default for Pidfds {
     }
 }
 
-fn is_readable(fd: &OwnedFd) -> io::Result<bool> {
-    let mut fds = [PollFd::new(fd, PollFlags::IN)];
-    poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }))?;
-    Ok(!fds[0].revents().is_empty())
-}
-
 impl Signaller for Pidfds {
     fn now_ns(&self) -> u64 {
         boottime_ns()
     }
 
     fn open(&mut self, key: ProcKey) -> io::Result<Opened> {
-        let Some(pid) = i32::try_from(key.tgid).ok().and_then(Pid::from_raw) else { return Ok(Opened::Gone) };
-        let pidfd = match process::pidfd_open(pid, PidfdFlags::empty()) {
-            Ok(pidfd) => pidfd,
-            // EINVAL, since 6.16 ENOENT: the number now names a thread that leads no process, so the process is gone.
-            Err(Errno::SRCH | Errno::INVAL | Errno::NOENT) => return Ok(Opened::Gone),
-            Err(error) => return Err(error.into()),
-        };
+        let Some(pidfd) = pidfd::open(key.tgid)? else { return Ok(Opened::Gone) };
         // The pidfd pins the identity; what stat says after the open is said of this process or of one after its death.
         let stat = fs::read(format!("/proc/{}/stat", key.tgid));
-        // All threads have ended: at most a zombie without files is left, which waits for its parent.
-        if is_readable(&pidfd)? {
+        if pidfd::has_ended(&pidfd)? {
             return Ok(Opened::Gone);
         }
         let stat = Stat::parse(&stat?).ok_or_else(|| io::Error::other("its stat line has no start time"))?;
@@ -117,25 +105,13 @@ impl Signaller for Pidfds {
     fn wait(&mut self, handles: &[Handle], until_ns: u64) -> io::Result<Vec<Handle>> {
         let mut fds: Vec<PollFd<'_>> =
             handles.iter().map(|handle| PollFd::new(&self.open[handle.0].0, PollFlags::IN)).collect();
-        loop {
-            let left = until_ns.saturating_sub(self.now_ns());
-            let timeout = Timespec { tv_sec: (left / NANOS) as i64, tv_nsec: (left % NANOS) as i64 };
-            match poll(&mut fds, Some(&timeout)) {
-                Ok(_) => break,
-                Err(Errno::INTR) => {}
-                Err(error) => return Err(error.into()),
-            }
-        }
+        pidfd::poll_until(&mut fds, until_ns)?;
         Ok(handles.iter().zip(&fds).filter(|(_, fd)| !fd.revents().is_empty()).map(|(handle, _)| *handle).collect())
     }
 
     fn exiting(&self, handle: Handle) -> bool {
         // The pid stays this process's until it has been collected, and then the directory is gone.
-        let Ok(tasks) = fs::read_dir(format!("/proc/{}/task", self.open[handle.0].1)) else { return true };
-        tasks.flatten().all(|task| {
-            let stat = fs::read(task.path().join("stat"));
-            stat.ok().and_then(|stat| Stat::parse(&stat)).is_none_or(|stat| stat.exiting)
-        })
+        all_exiting(&Path::new("/proc").join(self.open[handle.0].1.to_string())).unwrap_or(true)
     }
 
     fn exit_status(&self, handle: Handle) -> Option<u32> {

@@ -179,7 +179,7 @@ impl Policy {
             }
             Matching::Any => true,
         };
-        self.wants(slot) && holding && usage.fds + usage.maps > 0
+        self.wants(slot) && holding && usage.is_held()
     }
 
     /// Whether a process is one of those that were named and that the filters let through.

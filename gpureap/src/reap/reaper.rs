@@ -7,10 +7,10 @@ use std::{
 };
 
 use super::{
-    ladder::{End, Fate, Ladder, Ledger, Rungs},
+    ladder::{Fate, Ladder, Ledger, Rungs},
     memory::{MemoryWitness, Staying},
     plan::{Action, Class, Plan, Policy, Row, Subject, Via, plan, same_process},
-    report::{Identity, Parts, People, Presence, Report, Scene, Unmatch, Unmatched},
+    report::{Identity, Parts, People, Presence, Report, Scene, Unmatch, Unmatched, identify},
     scope::{self, Kinship, Scope},
     signaller::Signaller,
     stuck::Coroner,
@@ -19,7 +19,7 @@ use super::{
 use crate::{
     exit_code::Exit,
     host::Host,
-    model::{Ancestor, Device, Eyes, Holder, ProcKey, View},
+    model::{Device, Eyes, Holder, ProcKey, View},
 };
 
 /// Rounds in which newcomers that belong to the targets are reaped too. More mean a job that forks faster than it can be
@@ -98,14 +98,8 @@ impl Reaper<'_> {
         Unmatched { pid, reason, process }
     }
 
-    /// One that is gone already may still be remembered by the kernel side.
     fn identity(&self, key: ProcKey) -> Identity {
-        let identity = self.people.identity(key);
-        let remembered = || self.eyes.lineage().lookup(key);
-        match Some(&identity).filter(|identity| identity.comm.is_empty()).and_then(|_| remembered()) {
-            Some(Ancestor { comm, argv, uid, .. }) => Identity { comm, argv, uid: Some(uid), ..identity },
-            None => identity,
-        }
+        identify(self.people, self.eyes.lineage(), key)
     }
 
     fn parts<'p>(&'p self, planned: &'p Planned) -> Parts<'p> {
@@ -135,7 +129,6 @@ impl Reaper<'_> {
     ) -> anyhow::Result<(Report, Exit)> {
         let mut fates = Vec::new();
         let mut round = 1;
-        let mut blind = false;
         let proof = loop {
             let targets: Vec<&Row> = planned.plan.targets().skip(fates.len()).collect();
             let mut ladder = Ladder {
@@ -157,9 +150,9 @@ impl Reaper<'_> {
                 Ok(proof) => proof,
                 // What was done is told, whatever became of who looks.
                 Err(error) if fates.iter().any(Fate::is_touched) => {
-                    blind = true;
                     let view = remembered(&planned.view, &fates, &error);
-                    break Proof::of(view, &planned.plan, self.policy, &planned.view, &newcomer);
+                    let proof = Proof::of(view, &planned.plan, self.policy, &planned.view, &newcomer);
+                    break Proof { blind: true, ..proof };
                 }
                 Err(error) => return Err(error),
             };
@@ -180,7 +173,7 @@ impl Reaper<'_> {
         let memory = self.memory.as_mut().map(|witness| {
             let targets: BTreeSet<u32> = planned.plan.targets().map(|row| row.key.tgid).collect();
             let others = proof.view.holders.iter().map(|holder| holder.key.tgid).filter(|pid| !targets.contains(pid));
-            let staying = Staying { remaining: others.collect(), heirs: proof.view.holders.clone() };
+            let staying = Staying { remaining: others.collect(), view: &proof.view };
             // Whoever still holds keeps its memory: there is nothing to wait for.
             let waits = proof.still.is_empty() && !fates.iter().any(|fate| fate.exiting);
             witness.testify(&staying, if waits { rungs.timeout } else { Duration::ZERO })
@@ -193,10 +186,6 @@ impl Reaper<'_> {
             planned.identities.insert(holder.key, self.identity(holder.key));
         }
         let stuck = |key: ProcKey| coroner.examine(key.tgid, now.saturating_sub(key.start_ns) / 1_000_000_000);
-        let mut verdict = verdict;
-        if blind && verdict.exit == Exit::Done {
-            verdict.exit = Exit::Internal;
-        }
         let exit = verdict.exit;
         Ok((self.parts(&planned).done(&fates, &proof, &memory, verdict, stuck, now), exit))
     }
@@ -227,10 +216,7 @@ impl Reaper<'_> {
 
 /// The view from before, less those who are known to be gone, where no other is to be had.
 fn remembered(before: &View, fates: &[Fate], error: &anyhow::Error) -> View {
-    let gone = |key: ProcKey| {
-        let ended = |end: &End| matches!(end, End::Exited | End::Vanished | End::PidReused | End::Released);
-        fates.iter().any(|fate| same_process(fate.key, key) && ended(&fate.end))
-    };
+    let gone = |key: ProcKey| fates.iter().any(|fate| same_process(fate.key, key) && fate.end.is_over());
     let mut view = View { complete: false, ..before.clone() };
     view.holders.retain(|holder| !gone(holder.key));
     view.notes.push(format!("the last look failed, so this is what was known before: {error:#}"));

@@ -10,14 +10,17 @@ use super::{
     memory::{MemoryFacts, MemoryReport},
     plan::{Class, Plan, Policy, Row, Skip, Via, same_process},
     stuck::Stuck,
-    text::nodes,
     verdict::{Proof, Verdict},
 };
 use crate::{
     exit_code::Exit,
+    holders::report::ExitReport,
     host::Host,
-    model::{Backend, Device, DeviceKind, Holder, How, ProcKey, Slot, Source, View},
-    out::text::ranges,
+    model::{
+        Ancestor, Backend, Device, DeviceKind, Holder, How, LineageSource, ProcKey, Slot, Source, Usage, View,
+        node_name,
+    },
+    out::words::{nodes, ranges},
 };
 
 pub const SCHEMA: &str = "gpureap.reap/1";
@@ -60,6 +63,18 @@ pub trait People {
     fn service(&self, key: ProcKey) -> Option<String>;
     /// What stands behind a number that the caller gave.
     fn presence(&self, pid: u32) -> Presence;
+}
+
+/// Who a process is. One that is gone already may still be remembered by the kernel side.
+pub fn identify(people: &dyn People, lineage: &dyn LineageSource, key: ProcKey) -> Identity {
+    let identity = people.identity(key);
+    if !identity.comm.is_empty() {
+        return identity;
+    }
+    match lineage.lookup(key) {
+        Some(Ancestor { comm, argv, uid, .. }) => Identity { comm, argv, uid: Some(uid), ..identity },
+        None => identity,
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -142,7 +157,7 @@ pub struct Process {
     pub closed_ms: Option<f64>,
     pub devices: Vec<Closing>,
     /// How it ended, where the kernel tells.
-    pub exit: Option<ExitStatus>,
+    pub exit: Option<ExitReport>,
     /// Why it does not end.
     pub stuck: Option<Stuck>,
 }
@@ -196,28 +211,6 @@ pub struct Closing {
     pub closed_ms: Option<f64>,
 }
 
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ExitStatus {
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub code: Option<u32>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub signal: Option<u32>,
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub core: bool,
-}
-
-impl ExitStatus {
-    /// Takes a wait status apart.
-    pub const fn from_wait(status: u32) -> Self {
-        let signal = status & 0x7f;
-        if signal == 0 {
-            Self { code: Some((status >> 8) & 0xff), signal: None, core: false }
-        } else {
-            Self { code: None, signal: Some(signal), core: status & 0x80 != 0 }
-        }
-    }
-}
-
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct DeviceState {
     pub node: String,
@@ -246,8 +239,8 @@ pub struct Count {
 }
 
 impl Count {
-    fn of(view: &View, slot: Slot) -> Self {
-        let holds = |holder: &&Holder| holder.usage.get(&slot).is_some_and(|usage| usage.fds + usage.maps > 0);
+    pub(crate) fn of(view: &View, slot: Slot) -> Self {
+        let holds = |holder: &&Holder| holder.usage.get(&slot).is_some_and(Usage::is_held);
         Self {
             holders: view.holders.iter().filter(holds).count() as u32,
             open_files: view
@@ -310,8 +303,7 @@ pub struct Parts<'a> {
 
 impl Parts<'_> {
     fn node(&self, slot: Slot) -> String {
-        let device = self.devices.iter().find(|device| device.slot == slot);
-        device.map_or_else(|| format!("slot {slot}"), |device| device.node.display().to_string())
+        node_name(self.devices.iter().find(|device| device.slot == slot), slot)
     }
 
     fn nodes(&self, slots: &BTreeSet<Slot>) -> Vec<String> {
@@ -386,7 +378,7 @@ impl Parts<'_> {
                 .iter()
                 .map(|slot| Closing { node: self.node(*slot), closed_ms: closed_ns.get(slot).copied().and_then(since) })
                 .collect(),
-            exit: status.map(ExitStatus::from_wait),
+            exit: status.map(ExitReport::from_status),
             stuck,
             ..self.process(row)
         }
@@ -543,20 +535,5 @@ impl Parts<'_> {
             notes,
             ..self.report(ended_ns)
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn wait_statuses() {
-        let exit = |code, signal, core| ExitStatus { code, signal, core };
-        assert_eq!(ExitStatus::from_wait(0), exit(Some(0), None, false));
-        assert_eq!(ExitStatus::from_wait(137 << 8), exit(Some(137), None, false));
-        assert_eq!(ExitStatus::from_wait(9), exit(None, Some(9), false));
-        assert_eq!(ExitStatus::from_wait(0x80 | 6), exit(None, Some(6), true));
-        assert_eq!(serde_json::to_string(&ExitStatus::from_wait(9)).unwrap(), r#"{"signal":9}"#);
     }
 }

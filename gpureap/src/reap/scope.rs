@@ -1,6 +1,9 @@
 //! Who else goes with the holders: their process trees, or the cgroups of their jobs. Pure: tables go in, rows come out.
 
-use std::collections::BTreeSet;
+use std::{
+    cell::RefCell,
+    collections::{BTreeMap, BTreeSet},
+};
 
 use super::plan::{Action, Plan, Policy, Row, Skip, Subject, Via, Whole, same_process};
 use crate::{
@@ -73,10 +76,12 @@ fn targets(plan: &Plan) -> Vec<u32> {
 
 fn extend_by_tree(plan: &mut Plan, kinship: &dyn Kinship, policy: &Policy) {
     let table = kinship.table();
+    // The processes of a job have their ancestors in common: each is read once.
+    let known: RefCell<BTreeMap<u32, Option<(ProcKey, Subject)>>> = RefCell::default();
+    let subject = |pid| known.borrow_mut().entry(pid).or_insert_with(|| kinship.subject(pid)).clone();
     let stops = |kin: &Kin| {
         let pid = kin.key.tgid;
-        policy.is_own(pid)
-            || kinship.subject(pid).is_none_or(|(key, subject)| policy.action(key, &subject) != Action::Signal)
+        policy.is_own(pid) || subject(pid).is_none_or(|(key, subject)| policy.action(key, &subject) != Action::Signal)
     };
     let mut done = BTreeSet::new();
     for pid in targets(plan) {
@@ -85,7 +90,7 @@ fn extend_by_tree(plan: &mut Plan, kinship: &dyn Kinship, policy: &Policy) {
             continue;
         }
         for pid in table.below(root.key.tgid) {
-            if let Some((key, subject)) = kinship.subject(pid) {
+            if let Some((key, subject)) = subject(pid) {
                 add(plan, key, Via::Tree(root.key), &subject, policy);
             }
         }

@@ -70,7 +70,7 @@ impl Coroner {
 
 /// Where a thread spends its time, over [`SAMPLE`].
 fn in_kernel(dir: &Path) -> Option<bool> {
-    let times = || Stat::parse(&fs::read(dir.join("stat")).ok()?).map(|stat| (stat.user_ticks, stat.kernel_ticks));
+    let times = || Stat::read(dir).map(|stat| (stat.user_ticks, stat.kernel_ticks));
     let (user, kernel) = times()?;
     thread::sleep(SAMPLE);
     let (later_user, later_kernel) = times()?;

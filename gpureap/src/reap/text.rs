@@ -5,61 +5,28 @@ use std::collections::BTreeSet;
 use super::{
     door::DoorReport,
     plan::Skip,
-    report::{Ending, Entry, ExitStatus, Identity, Outcome, Process, Report, Skipped, Unmatch, Unmatched},
+    report::{Ending, Entry, Identity, Outcome, Process, Report, Skipped, Unmatch, Unmatched},
 };
 use crate::{
     classify::DEFAULT_RULE,
     exit_code::Exit,
-    model::Source,
     out::{
-        sanitize::{command_line, escape},
-        text::{ranges, word},
+        sanitize::escape,
+        words::{self, ended, nodes, plural, ranges, short_command, took, user},
     },
 };
 
-/// Longest command line that is shown.
-const COMMAND_WIDTH: usize = 80;
+fn who(identity: &Identity) -> String {
+    counted(&identity.pid.to_string(), identity)
+}
+
+/// With something else where the pid would be.
+fn counted(count: &str, identity: &Identity) -> String {
+    format!("{count:>7}  {:<10}", user(identity.user.as_deref(), identity.uid))
+}
 
 fn command(identity: &Identity) -> String {
-    let Identity { comm, argv, .. } = identity;
-    let text = if argv.is_empty() { format!("[{}]", escape(comm)) } else { command_line(argv) };
-    let mut shown: String = text.chars().take(COMMAND_WIDTH).collect();
-    if shown.len() < text.len() {
-        shown.push('…');
-    }
-    shown
-}
-
-fn who(identity: &Identity) -> String {
-    let Identity { pid, user, uid, .. } = identity;
-    let user = user.clone().or_else(|| uid.map(|uid| uid.to_string())).unwrap_or_else(|| "?".to_owned());
-    format!("{pid:>7}  {:<10}", escape(&user))
-}
-
-/// Several of a kind: `/dev/nvidia0, /dev/nvidia1 and 4 more`.
-pub fn nodes(nodes: &[String]) -> String {
-    match nodes {
-        [first, second, third, rest @ ..] if !rest.is_empty() => {
-            format!("{first}, {second}, {third} and {} more", rest.len())
-        }
-        all => all.join(", "),
-    }
-}
-
-pub const fn plural<'a>(count: usize, one: &'a str, many: &'a str) -> &'a str {
-    if count == 1 { one } else { many }
-}
-
-fn took(ms: f64) -> String {
-    if ms < 1_000.0 { format!("{ms:.1} ms") } else { format!("{:.2} s", ms / 1_000.0) }
-}
-
-fn ended(status: Option<&ExitStatus>) -> String {
-    match status {
-        Some(ExitStatus { signal: Some(signal), .. }) => format!("killed by signal {signal}"),
-        Some(ExitStatus { code: Some(code), .. }) => format!("exited {code}"),
-        _ => "exited".to_owned(),
-    }
+    short_command(&identity.comm, &identity.argv)
 }
 
 fn ending(process: &Process) -> String {
@@ -69,7 +36,9 @@ fn ending(process: &Process) -> String {
     match result {
         None if process.class_rule == DEFAULT_RULE => "would be signalled".to_owned(),
         None => format!("would be signalled (class {} by rule {})", process.class.name(), escape(&process.class_rule)),
-        Some(Ending::Exited) => format!("{}{}", ended(exit.as_ref()), after(exited_ms)),
+        Some(Ending::Exited) => {
+            format!("{}{}", exit.map_or_else(|| "exited".to_owned(), ended), after(exited_ms))
+        }
         Some(Ending::Released) => format!("let go{} and lives on", after(closed_ms)),
         Some(Ending::Vanished) => "had gone already".to_owned(),
         Some(Ending::PidReused) => "had gone already, its pid is another process's now".to_owned(),
@@ -86,7 +55,8 @@ fn ending(process: &Process) -> String {
     }
 }
 
-fn process(text: &mut String, entry: &Process, first_signal: &str) {
+/// What one line says of it, but for who it is.
+fn line(who: &str, entry: &Process, first_signal: &str) -> String {
     let stop = entry.unit_stopped.iter().map(|_| "STOP");
     let signals = entry.signals.iter().map(|sent| sent.signal.strip_prefix("SIG").unwrap_or(&sent.signal));
     let sent: Vec<&str> = stop.chain(signals).collect();
@@ -95,16 +65,11 @@ fn process(text: &mut String, entry: &Process, first_signal: &str) {
         (Some(_), true) => "-".to_owned(),
         (_, false) => sent.join("+"),
     };
-    push(
-        text,
-        &format!(
-            "{sent:<9} {}  {}  {}  {}",
-            who(&entry.identity),
-            held(entry),
-            command(&entry.identity),
-            ending(entry)
-        ),
-    );
+    format!("{sent:<9} {who}  {}  {}  {}", held(entry), command(&entry.identity), ending(entry))
+}
+
+fn process(text: &mut String, entry: &Process, first_signal: &str) {
+    push(text, &line(&who(&entry.identity), entry, first_signal));
     if let Some(stuck) = &entry.stuck {
         push(
             text,
@@ -262,11 +227,7 @@ fn several(text: &mut String, entries: &[&Process]) {
     let times: Vec<f64> = entries.iter().filter_map(|entry| entry.exited_ms.or(entry.closed_ms)).collect();
     let (least, most) = (times.iter().copied().fold(f64::MAX, f64::min), times.iter().copied().fold(0.0, f64::max));
     (first.exited_ms, first.closed_ms) = (None, None);
-    let mut line = String::new();
-    process(&mut line, &first, "");
-    let pid = format!("{:>7}", first.identity.pid);
-    let count = format!("{:>5} ×", entries.len());
-    let line = line.trim_end().replacen(&pid, &count, 1);
+    let line = line(&counted(&format!("{} ×", entries.len()), &first.identity), &first, "");
     let span = if times.is_empty() { String::new() } else { format!(" after {} to {}", took(least), took(most)) };
     push(text, &format!("{line}{span}"));
     let pids: BTreeSet<u32> = entries.iter().map(|entry| entry.identity.pid).collect();
@@ -352,7 +313,7 @@ fn proof(report: &Report) -> String {
         Some(Outcome::Unkillable) => format!("still held after {time}: {held}, by a process that SIGKILL does not end"),
         Some(Outcome::Protected) => format!("still held: {held}, only by protected or monitor processes"),
         Some(Outcome::KernelReference) => {
-            format!("no process holds what was chosen, but the kernel still has open files ({time})")
+            format!("no process holds what was chosen, but something in the kernel still does ({time})")
         }
     }
 }
@@ -372,14 +333,5 @@ fn nothing_to_do(report: &Report) -> String {
 }
 
 fn how(report: &Report) -> String {
-    let Report { verified, source, cannot_see, .. } = report;
-    match (verified, source) {
-        (true, _) if cannot_see.is_empty() => ", verified by a full sweep of the kernel".to_owned(),
-        (true, _) => {
-            let kinds: Vec<String> = cannot_see.iter().map(word).collect();
-            format!(", verified by a full sweep of the kernel (which cannot see {})", kinds.join(", "))
-        }
-        (false, Source::Proc) => ", as far as /proc shows to this caller".to_owned(),
-        (false, _) => ", not verified: the sweep was not complete".to_owned(),
-    }
+    format!(", {}", words::proof(report.verified, report.source, &report.cannot_see))
 }

@@ -40,6 +40,8 @@ impl Newcomers<'_> {
 #[derive(Clone, Debug)]
 pub struct Proof {
     pub view: View,
+    /// Nobody could look: the view is what was known before.
+    pub blind: bool,
     /// Targets that still hold, or hold again.
     pub still: Vec<ProcKey>,
     /// Holders that were not there when the plan was made.
@@ -82,7 +84,8 @@ impl Proof {
     /// What a view says of a plan.
     pub fn of(view: View, plan: &Plan, policy: &Policy, before: &View, newcomers: &Newcomers<'_>) -> Self {
         let now = Policy { chosen: (newcomers.filter)(&view), ..policy.clone() };
-        let mut proof = Self { view, still: Vec::new(), respawned: Vec::new(), skipped: Vec::new(), orphans: 0 };
+        let mut proof =
+            Self { view, blind: false, still: Vec::new(), respawned: Vec::new(), skipped: Vec::new(), orphans: 0 };
         for holder in &proof.view.holders {
             if policy.chosen_slots(holder).is_empty() {
                 continue;
@@ -170,8 +173,7 @@ pub fn judge(
     let nothing_done = holders().all(|fate| matches!(fate.end, End::NotPermitted | End::Failed(_)));
 
     let mut notes = plan.notes.clone();
-    let alive = |fate: &&Fate| !matches!(fate.end, End::Exited | End::Vanished | End::PidReused | End::Released);
-    let companions = fates.iter().filter(|fate| !fate.holder).filter(alive).count();
+    let companions = fates.iter().filter(|fate| !fate.holder && !fate.end.is_over()).count();
     if companions > 0 {
         notes.push(format!(
             "{companions} processes that went with the holders live on; they hold none of what was chosen"
@@ -241,5 +243,6 @@ pub fn judge(
             return Verdict { outcome, exit: Exit::NotPermitted, verified, notes };
         }
     }
+    let exit = if proof.blind && exit == Exit::Done { Exit::Internal } else { exit };
     Verdict { outcome, exit, verified, notes }
 }

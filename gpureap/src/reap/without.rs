@@ -1,10 +1,12 @@
-//! A look that leaves out gpureap's own helper: NVML opens every GPU, and its process would be a holder of all of them.
+//! A look that leaves out gpureap's own processes: NVML opens every GPU, and the child that asks it would be a holder of
+//! all of them.
 
 use std::collections::BTreeSet;
 
 use crate::model::{Eyes, Holder, LineageSource, View};
 
-/// [`Eyes`] that do not see some processes. They are children that were not collected yet, so their pids are nobody else's.
+/// [`Eyes`] that do not see some processes. They are this process, or children that were not collected yet, so their
+/// pids are nobody else's.
 pub struct Without<'a> {
     pub eyes: &'a dyn Eyes,
     pub pids: BTreeSet<u32>,

@@ -8,7 +8,6 @@ use std::{
 
 use anyhow::Context as _;
 use gpureap_common::{
-    abi::{self, ANY_MINOR},
     fence::{Exempt, Fence, TICK_NS, Tally, Trier, TrierKey, exempt, ticks},
     record::{Device, Meta},
 };
@@ -17,7 +16,7 @@ use super::{Denied, Exemptions, Standing};
 use crate::{
     bpf::{
         handles::{PinError, check_meta, pinned_map},
-        load::Loaded,
+        load::{self, Loaded},
         sys,
     },
     gpu::devices::Devices,
@@ -92,13 +91,7 @@ impl Maps {
 
     /// Adds devices under their slots. None is ever removed: it may be fenced, and one that is not costs nothing.
     pub(super) fn add_devices(&self, devices: &Devices) -> anyhow::Result<()> {
-        for device in devices.list() {
-            let number = abi::dev(device.major, device.minor.unwrap_or(ANY_MINOR));
-            let record = Device { slot: device.slot, kind: device.kind as u32 };
-            sys::update(self.devices.as_fd(), &number, &record, sys::ANY).context("map DEVICES")?;
-            sys::update(self.majors.as_fd(), &device.major, &1_u32, sys::ANY).context("map MAJORS")?;
-        }
-        Ok(())
+        load::add_devices(self.majors.as_fd(), self.devices.as_fd(), devices)
     }
 
     pub(super) fn exempt(&self, exemptions: &Exemptions) -> anyhow::Result<()> {

@@ -19,10 +19,7 @@ use std::{
 };
 
 use anyhow::Context as _;
-use gpureap_common::{
-    abi::{self, ANY_MINOR},
-    fence as record,
-};
+use gpureap_common::fence as record;
 use rustix::fs::{FlockOperation, flock};
 
 use super::{Exemptions, Standing, attach, cgroup_root, load, maps::Maps};
@@ -193,8 +190,7 @@ fn fill(
     maps.exempt(exempt)?;
     let before = maps.fences()?;
     for device in slots.iter().filter_map(|slot| devices.get(*slot)) {
-        let number = abi::dev(device.major, device.minor.unwrap_or(ANY_MINOR));
-        let own = all.list().iter().find(|other| abi::dev(other.major, other.minor.unwrap_or(ANY_MINOR)) == number);
+        let own = all.list().iter().find(|other| other.number() == device.number());
         let slot = own
             .map(|device| device.slot)
             .ok_or_else(|| Failure::unsupported(format!("the fence has no room for {}", device.node.display())))?;

@@ -8,7 +8,7 @@ mod vigil;
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 use self::{report::Scene, vigil::Vigil};
 use crate::{
@@ -18,23 +18,26 @@ use crate::{
     error::Failure,
     exit_code::Exit,
     eyes::{self, Opened},
-    gpu::devices::Devices,
     host::Host,
-    kernel::rights,
     model::Source,
     out,
-    reap::{people::ProcPeople, plan::Policy, stuck::Coroner},
+    reap::{self, people::ProcPeople, plan::Policy, stuck::Coroner},
     watch::Watch,
 };
 
 pub fn run(args: &WaitArgs, config: &Config) -> anyhow::Result<Exit> {
     let Opened { eyes, devices, note } = eyes::open_configured(config)?;
     if devices.is_empty() {
-        return Err(Failure::unsupported("this host has no NVIDIA device, and no stand-in is configured").into());
+        return Err(Failure::no_device().into());
     }
     let host = Host::read(&config.paths.proc);
     let people = ProcPeople::classed(&config.paths, &config.classes);
-    let policy = policy(args, config, &devices, &people)?;
+    // The choice of `reap`, but whoever holds is waited for.
+    let slots = choose::slots(&args.choosing, &devices, config)?;
+    let policy = Policy {
+        pids: args.choosing.pid.iter().copied().collect(),
+        ..reap::choice(slots, args.matching().into(), &devices, &people)
+    };
     let chooser = Chooser::new(&args.choosing, &config.paths, eyes.lineage())?;
     let mut vigil = Vigil {
         eyes: eyes.as_ref(),
@@ -66,24 +69,4 @@ pub fn run(args: &WaitArgs, config: &Config) -> anyhow::Result<Exit> {
         out::raw(report::text(&report).as_bytes())?;
     }
     Ok(exit)
-}
-
-/// The choice of `reap`, with nobody out of bounds: whoever holds is waited for.
-fn policy(args: &WaitArgs, config: &Config, devices: &Devices, people: &ProcPeople) -> anyhow::Result<Policy> {
-    let choosing = &args.choosing;
-    Ok(Policy {
-        slots: choose::slots(choosing, devices, config)?,
-        matching: args.matching().into(),
-        by_handle: devices.by_handle(),
-        contexts: BTreeMap::new(),
-        pids: choosing.pid.iter().copied().collect(),
-        chosen: None,
-        own: std::process::id(),
-        own_session: 0,
-        ancestors: people.ancestors(std::process::id()),
-        include_own_session: true,
-        stop_monitors: false,
-        include_protected: BTreeSet::new(),
-        privileged: rights::sees_every_process(),
-    })
 }

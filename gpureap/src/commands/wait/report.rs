@@ -1,9 +1,6 @@
 //! `gpureap.wait/1`: what `wait --json` prints. Fields may be added, never renamed within a schema number.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    time::Duration,
-};
+use std::{collections::BTreeSet, time::Duration};
 
 use serde::{Deserialize, Serialize};
 
@@ -14,16 +11,15 @@ use super::{
 use crate::{
     gpu::devices::Devices,
     host::Host,
-    model::{Backend, Device, DeviceKind, Holder, How, Slot, Source, View},
+    model::{Backend, Device, DeviceKind, How, Slot, Source, View},
     out::{
-        sanitize::{command_line, escape},
-        text::word,
+        sanitize::escape,
+        words::{self, command, nodes, plural, took, user, word},
     },
     reap::{
         plan::{Class, Matching, Policy, Row},
-        report::{Identity, millis},
+        report::{Count, Identity, millis},
         stuck::Stuck,
-        text::{nodes, plural},
     },
 };
 
@@ -141,26 +137,17 @@ impl Scene<'_> {
 
     fn waited(&self, row: Row, identity: Identity, released_ms: Option<f64>, stuck: Option<Stuck>) -> Waited {
         let Row { key: _, via: _, slots, class, class_rule, action: _, stop_unit: _ } = row;
-        let node = |slot: &Slot| {
-            self.devices.get(*slot).map_or_else(|| format!("slot {slot}"), |device| device.node.display().to_string())
-        };
+        let node = |slot: &Slot| self.devices.node(*slot);
         Waited { identity, class, class_rule, nodes: slots.iter().map(node).collect(), released_ms, stuck }
     }
 
     fn states(&self, view: &View) -> Vec<DeviceState> {
-        let mut counts: BTreeMap<Slot, u32> = BTreeMap::new();
-        for Holder { usage, .. } in &view.holders {
-            for (slot, _) in usage.iter().filter(|(_, usage)| usage.fds + usage.maps > 0) {
-                *counts.entry(*slot).or_default() += 1;
-            }
-        }
-        let counts_files = view.source == Source::Map && view.backend != Some(Backend::Gate);
         let chosen = self.devices.list().iter().filter(|device| self.policy.wants(device.slot));
-        let shown =
-            chosen.filter(|device| device.kind.is_gpu() && device.minor.is_some() || counts.contains_key(&device.slot));
-        shown
-            .map(|device| {
-                let Device { slot, node, kind, gpu, index, uuid, bdf, .. } = device;
+        let counted = chosen.map(|device| (device, Count::of(view, device.slot)));
+        counted
+            .filter(|(device, count)| device.kind.is_gpu() && device.minor.is_some() || count.holders > 0)
+            .map(|(device, Count { holders, open_files })| {
+                let Device { node, kind, gpu, index, uuid, bdf, .. } = device;
                 DeviceState {
                     node: node.display().to_string(),
                     kind: *kind,
@@ -168,16 +155,12 @@ impl Scene<'_> {
                     index: *index,
                     uuid: uuid.clone(),
                     bdf: bdf.clone(),
-                    holders: counts.get(slot).copied().unwrap_or(0),
-                    open_files: view.open_files.get(slot).copied().or(counts_files.then_some(0)),
+                    holders,
+                    open_files,
                 }
             })
             .collect()
     }
-}
-
-fn time(ms: f64) -> String {
-    if ms < 1_000.0 { format!("{ms:.1} ms") } else { format!("{:.2} s", ms / 1_000.0) }
 }
 
 /// For people: a line for each process that still holds, then what the wait came to.
@@ -186,12 +169,11 @@ pub fn text(report: &Report) -> String {
         report;
     let mut lines = Vec::new();
     for Waited { identity, class, class_rule, nodes: held, released_ms: _, stuck } in holders {
-        let Identity { pid, comm, argv, user, uid, .. } = identity;
-        let user = user.clone().or_else(|| uid.map(|uid| uid.to_string())).unwrap_or_else(|| "?".to_owned());
-        let command = if argv.is_empty() { format!("[{}]", escape(comm)) } else { command_line(argv) };
+        let Identity { pid, comm, argv, user: name, uid, .. } = identity;
         let class =
             if *class == Class::Job { String::new() } else { format!("  ({}: {})", word(class), escape(class_rule)) };
-        lines.push(format!("holds  {pid:>7}  {:<10}  {}  {command}{class}", escape(&user), nodes(held)));
+        let (user, command) = (user(name.as_deref(), *uid), command(comm, argv));
+        lines.push(format!("holds  {pid:>7}  {user:<10}  {}  {command}{class}", nodes(held)));
         if let Some(Stuck { tid, thread, state, in_kernel: _, wchan, stack, age_s, kill_pending: _ }) = stuck {
             let wchan = wchan.as_ref().map(|wchan| format!(" in {}", escape(wchan))).unwrap_or_default();
             let thread = escape(thread);
@@ -202,22 +184,14 @@ pub fn text(report: &Report) -> String {
         }
     }
     lines.extend(notes.iter().map(|note| format!("note: {}", escape(note))));
-    let after = time(*waited_ms);
+    let after = took(*waited_ms);
     let still: Vec<String> =
         devices.iter().filter(|device| device.holders > 0).map(|device| device.node.clone()).collect();
     let still = if still.is_empty() { "what was chosen".to_owned() } else { nodes(&still) };
     let count = format!("{} {}", holders.len(), plural(holders.len(), "process", "processes"));
     lines.push(match outcome {
         Outcome::Free => {
-            let how = match (verified, source) {
-                (true, _) if cannot_see.is_empty() => "verified by a full sweep of the kernel".to_owned(),
-                (true, _) => {
-                    let kinds: Vec<String> = cannot_see.iter().map(word).collect();
-                    format!("verified by a full sweep of the kernel (which cannot see {})", kinds.join(", "))
-                }
-                (false, Source::Proc) => "as far as /proc shows to this caller".to_owned(),
-                (false, _) => "not verified: the sweep was not complete".to_owned(),
-            };
+            let how = words::proof(*verified, *source, cannot_see);
             match ended.len() {
                 0 => format!("free: nobody held what was chosen, {how}"),
                 gone => format!("free after {after}: {gone} {} let go, {how}", plural(gone, "process", "processes")),

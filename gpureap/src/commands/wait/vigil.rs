@@ -13,12 +13,12 @@ use super::{
 };
 use crate::{
     choose::Chooser,
-    clock::boottime_ns,
-    model::{Ancestor, Backend, Eyes, ProcKey, Source, View},
+    clock::{boottime_ns, nanos},
+    model::{Backend, Eyes, ProcKey, Source, View},
     reap::{
         people::ProcPeople,
         plan::{Class, Policy, Row, plan, same_process},
-        report::{Identity, People as _, Presence},
+        report::{Identity, People as _, Presence, identify},
         stuck::{Coroner, Stuck},
     },
     watch::Watch,
@@ -73,8 +73,7 @@ pub(super) struct Vigil<'a> {
 
 impl Vigil<'_> {
     pub(super) fn keep(&mut self, timeout: Option<Duration>, coroner: &Coroner) -> anyhow::Result<Over> {
-        let nanos = timeout.map(|timeout| u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX));
-        let give_up = nanos.map_or(u64::MAX, |nanos| self.begun_ns.saturating_add(nanos));
+        let give_up = timeout.map_or(u64::MAX, |timeout| self.begun_ns.saturating_add(nanos(timeout)));
         let mut known: Vec<Held> = Vec::new();
         let mut ended = Vec::new();
         let mut pause = PAUSE_MIN;
@@ -157,16 +156,8 @@ impl Vigil<'_> {
         }
     }
 
-    /// One that is gone already may still be remembered by the kernel side.
     fn identity(&self, key: ProcKey) -> Identity {
-        let identity = self.people.identity(key);
-        if !identity.comm.is_empty() {
-            return identity;
-        }
-        match self.eyes.lineage().lookup(key) {
-            Some(Ancestor { comm, argv, uid, .. }) => Identity { comm, argv, uid: Some(uid), ..identity },
-            None => identity,
-        }
+        identify(self.people, self.eyes.lineage(), key)
     }
 
     /// Says at once what may never end by itself.

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use gpureap_common::{
-    abi::{ANY_MINOR, MAX_SLOTS, dev, major, minor},
+    abi::{ANY_MINOR, MAX_SLOTS, major, minor},
     record::Device as Traced,
 };
 
@@ -33,7 +33,7 @@ impl Devices {
         let mut notes = self.notes.clone();
         let mut list = Vec::with_capacity(self.list.len());
         for device in &self.list {
-            let slot = known.get(&number(device)).copied().or_else(|| free.next());
+            let slot = known.get(&device.number()).copied().or_else(|| free.next());
             let Some(slot) = slot else {
                 notes.push(format!("{} has no slot left and is not traced", device.node.display()));
                 continue;
@@ -49,7 +49,7 @@ impl Devices {
         let own = self.with_slots_of(table);
         let mut all = table.to_vec();
         for device in &own.list {
-            let number = number(device);
+            let number = device.number();
             if !table.iter().any(|(known, _)| *known == number) {
                 all.push((number, Traced { slot: device.slot, kind: device.kind as u32 }));
             }
@@ -60,7 +60,7 @@ impl Devices {
     /// What a running tracer counts, with the names that this host's discovery has for it.
     #[must_use]
     pub fn traced(&self, table: &[(u32, Traced)]) -> Self {
-        let own: BTreeMap<u32, &Device> = self.list.iter().map(|device| (number(device), device)).collect();
+        let own: BTreeMap<u32, &Device> = self.list.iter().map(|device| (device.number(), device)).collect();
         let mut notes = self.notes.clone();
         let mut list = Vec::with_capacity(table.len());
         let mut table = table.to_vec();
@@ -79,7 +79,7 @@ impl Devices {
             let before = own.get(number).map_or(Slot::MAX, |device| device.slot);
             list.push((before, Device { slot: traced.slot, ..device }));
         }
-        for device in self.list.iter().filter(|device| !table.iter().any(|(known, _)| *known == number(device))) {
+        for device in self.list.iter().filter(|device| !table.iter().any(|(known, _)| *known == device.number())) {
             notes.push(format!("{} is not traced by the running daemon", device.node.display()));
         }
         self.renumbered(list, notes)
@@ -87,7 +87,7 @@ impl Devices {
 
     fn renumbered(&self, list: Vec<(Slot, Device)>, notes: Vec<String>) -> Self {
         Self {
-            by_dev: list.iter().map(|(_, device)| (number(device), device.slot)).collect(),
+            by_dev: list.iter().map(|(_, device)| (device.number(), device.slot)).collect(),
             present: list
                 .iter()
                 .filter(|(before, _)| self.present.contains(before))
@@ -100,12 +100,10 @@ impl Devices {
     }
 }
 
-fn number(device: &Device) -> u32 {
-    dev(device.major, device.minor.unwrap_or(ANY_MINOR))
-}
-
 #[cfg(test)]
 mod tests {
+    use gpureap_common::abi::dev;
+
     use super::*;
     use crate::config::{Paths, StandIn};
 

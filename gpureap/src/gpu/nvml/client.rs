@@ -6,7 +6,7 @@ use std::{
     fs::File,
     io::{Read as _, Write as _},
     os::{
-        fd::{AsFd as _, OwnedFd},
+        fd::OwnedFd,
         unix::process::{CommandExt as _, ExitStatusExt as _},
     },
     path::Path,
@@ -21,7 +21,11 @@ use super::{
     NvmlTrouble, Snapshot,
     child::{self, Answer},
 };
-use crate::{config::Nvml, model::ProcKey, process::Facts};
+use crate::{
+    config::Nvml,
+    model::ProcKey,
+    process::{Facts, pidfd},
+};
 
 /// An answer of a host with more GPUs than there are is no answer.
 const MOST: usize = 16 << 20;
@@ -229,10 +233,9 @@ fn readable(file: &impl std::os::fd::AsFd, until: Instant) -> bool {
 
 /// Its status, if it ends in time.
 fn exits_within(child: &mut Child, patience: Duration) -> Option<ExitStatus> {
-    let pid = i32::try_from(child.id()).ok().and_then(rustix::process::Pid::from_raw)?;
     // Its pid is its own as long as it was not waited for.
-    let pidfd = rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()).ok()?;
-    if readable(&pidfd.as_fd(), Instant::now() + patience) { child.try_wait().ok().flatten() } else { None }
+    let pidfd = pidfd::open(child.id()).ok()??;
+    if readable(&pidfd, Instant::now() + patience) { child.try_wait().ok().flatten() } else { None }
 }
 
 fn kill(child: &mut Child) {

@@ -125,17 +125,3 @@ fn commands() {
     assert_eq!(line("pt_main_thread", &["python3", "a.py"]), "[pt_main_thread] python3 a.py");
     assert_eq!(line("a-very-long-nam", &["/bin/a-very-long-name"]), "/bin/a-very-long-name");
 }
-
-#[test]
-fn spans() {
-    for (seconds, expected) in [(-3, "0s"), (59, "59s"), (61, "1m 1s"), (3_700, "1h 1m"), (100_000, "1d 3h")] {
-        assert_eq!(span(SignedDuration::from_secs(seconds)), expected);
-    }
-}
-
-#[test]
-fn pid_ranges() {
-    for (pids, expected) in [(&[1, 2, 3, 7, 9, 10][..], "1-3, 7, 9-10"), (&[], "")] {
-        assert_eq!(ranges(pids), expected);
-    }
-}

@@ -3,7 +3,10 @@
 mod plans;
 mod processes;
 mod schema;
+mod scopes;
 mod scripted;
+mod told;
+mod world;
 
 use std::{
     collections::{BTreeMap, BTreeSet},

@@ -10,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::{Subjects, Workers, device, ladder_of, policy};
+use super::{Subjects, Workers, device, ladder_of, policy, world::Told};
 use crate::{
     model::{Eyes, Holder, How, LineageSource, NoLineage, ProcKey, Source, Usage, View},
     reap::{
@@ -21,7 +21,6 @@ use crate::{
         scope::Scope,
         signaller::{Delivery, Opened, Signal, Signaller as _},
         stuck::Coroner,
-        world::Told,
     },
 };
 

@@ -5,18 +5,18 @@ use serde_json::Value;
 use super::{
     ladder_of, policy,
     scripted::{Says, With, reap_with, reap_with_memory},
+    world::{Actor, React, Told, World, actor},
 };
 use crate::{
-    gpu::nvml::memory::MemoryState,
+    gpu::nvml::{memory::MemoryState, proof::GpuMemory},
     model::{Eyes as _, How},
     reap::{
         door::{DoorReport, Tried},
         ladder::Rungs,
-        memory::{MemoryFacts, SlotMemory},
+        memory::MemoryFacts,
         plan::{Class, Matching, Policy, Subject},
         reaper::Reaper,
         scope::Scope,
-        world::{Actor, React, Told, World, actor},
     },
 };
 
@@ -60,7 +60,7 @@ fn reports_fit_their_schema() {
     let used = MemoryState::StillUsed { mib: 683, by: Vec::new() };
     let mut says = Says(
         MemoryFacts {
-            slots: [(0, SlotMemory { state: used, free_ns: None })].into(),
+            slots: [(0, GpuMemory { state: used, free_ns: None })].into(),
             trouble: Some("NVML did not answer within 5s".to_owned()),
             modules: vec!["nvidia: 3 references".to_owned()],
         },

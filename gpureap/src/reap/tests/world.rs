@@ -9,17 +9,17 @@ use std::{
     rc::Rc,
 };
 
-use super::{
-    ladder::{Act, Ledger},
-    plan::{Class, Subject, Via},
-    scope::Kinship,
-    signaller::{Delivery, Handle, Opened, Signal, Signaller},
-};
 use crate::{
     model::{Ancestor, Eyes, Holder, How, LineageSource, Orphan, ProcKey, Slot, Source, Usage, View},
     process::{
         cgroup::{JobCgroup, Kind},
         table::{Kin, Table},
+    },
+    reap::{
+        ladder::{Act, Ledger},
+        plan::{Class, Subject, Via},
+        scope::Kinship,
+        signaller::{Delivery, Handle, Opened, Signal, Signaller},
     },
 };
 
