@@ -17,6 +17,7 @@ pub mod exit_code;
 pub mod eyes;
 pub mod fence;
 pub mod gpu;
+pub mod history;
 pub mod holders;
 pub mod host;
 pub mod kernel;

@@ -180,36 +180,31 @@ pub struct OrphanReport {
 }
 
 /// Times as RFC 3339 text in UTC.
-mod rfc3339 {
+pub(crate) mod rfc3339 {
     use jiff::Timestamp;
     use serde::{Deserialize as _, Deserializer, Serializer, de::Error as _};
 
-    pub(super) fn serialize<S: Serializer>(time: &Timestamp, serializer: S) -> Result<S::Ok, S::Error> {
+    pub(crate) fn serialize<S: Serializer>(time: &Timestamp, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_str(time)
     }
 
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Timestamp, D::Error> {
+    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Timestamp, D::Error> {
         String::deserialize(deserializer)?.parse().map_err(D::Error::custom)
     }
 
-    pub(super) mod option {
+    pub(crate) mod option {
         use super::{Deserializer, Serializer, Timestamp};
         use serde::{Deserialize as _, de::Error as _};
 
         #[expect(clippy::ref_option, reason = "the signature that serde calls")]
-        pub(in super::super) fn serialize<S: Serializer>(
-            time: &Option<Timestamp>,
-            serializer: S,
-        ) -> Result<S::Ok, S::Error> {
+        pub(crate) fn serialize<S: Serializer>(time: &Option<Timestamp>, serializer: S) -> Result<S::Ok, S::Error> {
             match time {
                 Some(time) => serializer.collect_str(time),
                 None => serializer.serialize_none(),
             }
         }
 
-        pub(in super::super) fn deserialize<'de, D: Deserializer<'de>>(
-            deserializer: D,
-        ) -> Result<Option<Timestamp>, D::Error> {
+        pub(crate) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Timestamp>, D::Error> {
             let text = Option::<String>::deserialize(deserializer)?;
             text.map(|text| text.parse().map_err(D::Error::custom)).transpose()
         }
