@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     event::{OomScope, Xid},
-    rows::{Cause, HoldEnd, HoldOrigin, Place, Thread},
+    rows::{Cause, HoldEnd, HoldOrigin, Thread},
 };
 use crate::{
     holders::report::{ExitReport, Role, rfc3339},
