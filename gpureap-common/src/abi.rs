@@ -1,7 +1,7 @@
 //! Version and names of what is pinned.
 
 /// Raised with every change of a shared record, a map's type or a pinned program's meaning.
-pub const ABI_VERSION: u32 = 1;
+pub const ABI_VERSION: u32 = 2;
 
 /// First word of [`crate::record::Meta`]: "gpureap\0" read as a little-endian number.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"gpureap\0");

@@ -23,6 +23,10 @@ pub const OFFSETS: &[(&str, &str, &str, u32)] = &[
     ("OFF_TASK_SIGNAL", "task_struct", "signal", 8),
     ("OFF_SIGNAL_LIVE", "signal_struct", "live", 4),
     ("OFF_SIGNAL_EXIT_CODE", "signal_struct", "group_exit_code", 4),
+    ("OFF_SIGNAL_FLAGS", "signal_struct", "flags", 4),
+    ("OFF_TASK_SIGHAND", "task_struct", "sighand", 8),
+    // 64 of `struct k_sigaction`, which begins with the handler.
+    ("OFF_SIGHAND_ACTION", "sighand_struct", "action", 64 * SIGACTION_SIZE),
     ("OFF_FILES_FDT", "files_struct", "fdt", 8),
     ("OFF_FDT_MAX_FDS", "fdtable", "max_fds", 4),
     ("OFF_FDT_FD", "fdtable", "fd", 8),
@@ -30,6 +34,9 @@ pub const OFFSETS: &[(&str, &str, &str, u32)] = &[
     ("OFF_MM_ARG_START", "mm_struct", "arg_start", 8),
     ("OFF_MM_ARG_END", "mm_struct", "arg_end", 8),
 ];
+
+/// Bytes of a `struct k_sigaction` on x86-64 and arm64.
+pub const SIGACTION_SIZE: u32 = 32;
 
 /// Where a file's reference count is, and by how much the stored number is less than the number of references:
 /// `f_count` counts from 1; `f_ref` (since 6.13) stores one less than the references.

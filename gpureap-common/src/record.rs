@@ -165,6 +165,8 @@ pub mod proc_flag {
     pub const SNAPSHOT: u32 = 4;
     /// It got a device descriptor without opening one.
     pub const RECEIVED: u32 = 8;
+    /// A fault that it handles itself was told once: virtual machines of languages cause and handle them all the time.
+    pub const FAULT_TOLD: u32 = 16;
 }
 
 /// `LINEAGE` (LRU): every process, so that ancestors which are gone when a child opens a GPU are still known.
@@ -231,7 +233,7 @@ const _: () = {
 mod pod {
     use super::{Device, File, Holder, HolderKey, Lineage, Meta, Proc, ProcKey, Table};
     use crate::{
-        event::{FileEvent, Header, ProcEvent},
+        event::{FileEvent, Header, ProcEvent, SignalEvent},
         sweep::SweepRecord,
     };
 
@@ -244,5 +246,5 @@ mod pod {
         };
     }
     pod!(ProcKey, Meta, Device, File, Table, HolderKey, Holder, Proc, Lineage);
-    pod!(Header, FileEvent, ProcEvent, SweepRecord);
+    pod!(Header, FileEvent, ProcEvent, SignalEvent, SweepRecord);
 }

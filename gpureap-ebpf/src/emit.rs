@@ -3,11 +3,11 @@
 use aya_ebpf::helpers::generated::{bpf_get_smp_processor_id, bpf_ktime_get_boot_ns};
 use gpureap_common::{
     counter,
-    event::{FileEvent, Header, ProcEvent},
+    event::{self, FileEvent, Header, ProcEvent, SignalEvent},
     record::ProcKey,
 };
 
-use crate::{count, maps::EVENTS, task::Me};
+use crate::{count, maps::EVENTS};
 
 #[inline(always)]
 pub(crate) fn now_ns() -> u64 {
@@ -41,9 +41,24 @@ fn submit<T: 'static>(record: T) {
 }
 
 #[inline(always)]
-pub(crate) fn file(kind: u16, me: &Me, file: u64, dev: u32, slot: u32, comm: [u8; 16]) {
-    let key = ProcKey::new(me.tgid, me.start_ns);
-    submit(FileEvent { header: header(kind, size_of::<FileEvent>(), key, me.tid), file, dev, slot, comm });
+pub(crate) fn file(kind: u16, key: ProcKey, tid: u32, of: Of, comm: [u8; 16]) {
+    let Of { file, dev, slot, flags } = of;
+    submit(FileEvent { header: header(kind, size_of::<FileEvent>(), key, tid), file, dev, slot, flags, pad: 0, comm });
+}
+
+/// The file that a record is about.
+#[derive(Clone, Copy)]
+pub(crate) struct Of {
+    pub(crate) file: u64,
+    pub(crate) dev: u32,
+    pub(crate) slot: u32,
+    pub(crate) flags: u32,
+}
+
+/// `told` has everything but the header's time and size.
+#[inline(always)]
+pub(crate) fn signal(target: ProcKey, tid: u32, told: SignalEvent) {
+    submit(SignalEvent { header: header(event::kind::SIGNAL, size_of::<SignalEvent>(), target, tid), ..told });
 }
 
 #[inline(always)]

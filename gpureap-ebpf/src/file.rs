@@ -57,7 +57,7 @@ pub(crate) fn opening(inode: u64, file: u64) {
         count::up(counter::FILES_FULL);
     }
     interest(&me, now, 0, 1);
-    emit::file(event::kind::OPEN, &me, file, rdev, device.slot, comm);
+    emit::file(event::kind::OPEN, me.key(), me.tid, emit::Of { file, dev: rdev, slot: device.slot, flags: 0 }, comm);
 }
 
 /// `security_file_free(file)`: the driver's release has returned. Runs for every file of the host, sometimes in a
@@ -66,10 +66,11 @@ pub(crate) fn opening(inode: u64, file: u64) {
 pub(crate) fn freed(file: u64) {
     let Some(entry) = FILES.get_ptr(file) else { return };
     // SAFETY: this file's entry is removed only here and by a reader that proved it stale.
-    let File { dev, slot, .. } = unsafe { *entry };
+    let File { dev, slot, flags, .. } = unsafe { *entry };
     if FILES.remove(file).is_ok() {
         count::up(counter::FILE_FREES);
-        emit::file(event::kind::FREE, &Me::current(), file, dev, slot, [0; 16]);
+        let me = Me::current();
+        emit::file(event::kind::FREE, me.key(), me.tid, emit::Of { file, dev, slot, flags }, [0; 16]);
     }
 }
 

@@ -16,14 +16,17 @@ use gpureap_common::{
 use crate::{
     count, emit,
     globals::{
-        OFF_MM_ARG_END, OFF_MM_ARG_START, OFF_SIGNAL_EXIT_CODE, OFF_SIGNAL_LIVE, OFF_TASK_EXIT_CODE, OFF_TASK_MM,
-        OFF_TASK_SIGNAL, member,
+        OFF_MM_ARG_END, OFF_MM_ARG_START, OFF_SIGNAL_EXIT_CODE, OFF_SIGNAL_FLAGS, OFF_SIGNAL_LIVE, OFF_TASK_EXIT_CODE,
+        OFF_TASK_MM, OFF_TASK_SIGNAL, member,
     },
     lineage,
     maps::{LINEAGE, PROCS},
     table,
     task::{self, Me},
 };
+
+/// include/linux/sched/signal.h
+const SIGNAL_GROUP_EXIT: u32 = 4;
 
 /// match-proto: `TP_PROTO(struct task_struct *parent, struct task_struct *child)`
 ///
@@ -149,9 +152,13 @@ pub(crate) fn process_exit(ctx: BtfTracePointContext) -> i32 {
     }
     let key = task::key(task);
     let comm = task::comm(task);
-    let own = member::<u32>(task, &OFF_TASK_EXIT_CODE).unwrap_or(0);
-    let group = member::<u32>(signal, &OFF_SIGNAL_EXIT_CODE).unwrap_or(0);
-    let code = if group == 0 { own } else { group };
+    // As wait(2) has it: of the group if something ended it as a whole, else of the leader, whenever that one ended.
+    let whole = member::<u32>(signal, &OFF_SIGNAL_FLAGS).unwrap_or(0) & SIGNAL_GROUP_EXIT != 0;
+    let code = if whole {
+        member::<u32>(signal, &OFF_SIGNAL_EXIT_CODE).unwrap_or(0)
+    } else {
+        member::<u32>(task::leader(task), &OFF_TASK_EXIT_CODE).unwrap_or(0)
+    };
     if let Some(entry) = LINEAGE.get_ptr_mut(key) {
         // SAFETY: a live map value.
         unsafe {
@@ -161,10 +168,9 @@ pub(crate) fn process_exit(ctx: BtfTracePointContext) -> i32 {
         }
     }
     if let Some(entry) = PROCS.get_ptr(key.tgid) {
-        // SAFETY: a live map value.
-        if unsafe { (*entry).start_ns } == key.start_ns {
+        // SAFETY: a live map value. Of two threads that both believe to be the last, one removes the entry.
+        if unsafe { (*entry).start_ns } == key.start_ns && PROCS.remove(key.tgid).is_ok() {
             emit::process(event::kind::EXIT, key, Me::current().tid, ProcKey::default(), code, comm);
-            PROCS.remove(key.tgid).ok();
         }
     }
     0

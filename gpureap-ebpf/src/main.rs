@@ -24,6 +24,7 @@ mod life;
 mod lineage;
 mod mapping;
 mod maps;
+mod signal;
 mod sweep;
 mod table;
 mod task;

@@ -6,8 +6,8 @@ use core::ffi::c_void;
 use aya_ebpf::helpers::generated::bpf_loop;
 use gpureap_common::{
     abi::MAX_SLOTS,
-    counter, fix,
-    record::{File, Holder, HolderKey, Table, file_flag, table_flag},
+    counter, event, fix,
+    record::{File, Holder, HolderKey, ProcKey, Table, file_flag, table_flag},
 };
 
 use crate::{
@@ -42,6 +42,7 @@ pub(crate) fn install(table: u64, file: u64) {
     }
     file::received(&me, now);
     account(table, entry, 1, now, &me);
+    told(table, entry, file, 1);
 }
 
 /// `locks_remove_posix(file, owner)`: one descriptor less in the table `owner`. The argument and not `current->files`:
@@ -55,12 +56,34 @@ pub(crate) fn close(file: u64, owner: u64) {
     let Some(entry) = file::lookup(file) else { return };
     let me = Me::current();
     account(owner, entry, -1, emit::now_ns(), &me);
+    told(owner, entry, file, 0);
     // SAFETY: a live map value.
     unsafe {
         if (&raw const (*entry).fds).read_volatile() == 0 {
             (*entry).last_tgid = me.tgid;
             (*entry).last_start_ns = me.start_ns;
             (*entry).last_comm = task::comm(me.task);
+        }
+    }
+}
+
+/// Tells of the first descriptor of a device in a table and of the last, for who keeps a record. Threads that race may
+/// have it told twice or not at all: it is a reason to look, the counts are the truth.
+#[inline(always)]
+fn told(table: u64, entry: *mut File, file: u64, fds: i32) {
+    // SAFETY: live map values.
+    unsafe {
+        let slot = (*entry).slot & (MAX_SLOTS - 1);
+        let Some(holder) = HOLDERS.get_ptr(HolderKey { table, slot, pad: 0 }) else { return };
+        if (&raw const (*holder).fds).read_volatile() != fds {
+            return;
+        }
+        let Some(owner) = TABLES.get_ptr(table) else { return };
+        // What an exit closes, the exit tells.
+        if (*owner).flags & table_flag::DYING == 0 {
+            let kind = if fds == 0 { event::kind::LAST } else { event::kind::FIRST };
+            let of = emit::Of { file, dev: (*entry).dev, slot, flags: 0 };
+            emit::file(kind, ProcKey::new((*owner).tgid, (*owner).start_ns), (*owner).tid, of, [0; 16]);
         }
     }
 }

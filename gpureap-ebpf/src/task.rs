@@ -25,6 +25,11 @@ impl Me {
     }
 
     #[inline(always)]
+    pub(crate) fn key(&self) -> ProcKey {
+        ProcKey::new(self.tgid, self.start_ns)
+    }
+
+    #[inline(always)]
     pub(crate) fn files(&self) -> u64 {
         files(self.task)
     }
@@ -35,8 +40,7 @@ impl Me {
         if self.tid == self.tgid {
             return false;
         }
-        let leader: u64 = member(self.task, &OFF_TASK_LEADER).unwrap_or(0);
-        let leaders = files(leader);
+        let leaders = files(leader(self.task));
         leaders != 0 && leaders != table
     }
 }
@@ -44,8 +48,12 @@ impl Me {
 /// `start_boottime` of the task's leader: constant over the life of a process, exec by another thread included.
 #[inline(always)]
 pub(crate) fn start_ns(task: u64) -> u64 {
-    let leader: u64 = member(task, &OFF_TASK_LEADER).unwrap_or(0);
-    member(leader, &OFF_TASK_START).unwrap_or(0)
+    member(leader(task), &OFF_TASK_START).unwrap_or(0)
+}
+
+#[inline(always)]
+pub(crate) fn leader(task: u64) -> u64 {
+    member(task, &OFF_TASK_LEADER).unwrap_or(0)
 }
 
 /// The name of the task's process.

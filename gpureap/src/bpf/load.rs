@@ -125,6 +125,10 @@ impl Loaded {
         let mut attached = Vec::new();
         for program in set {
             if !self.applies(program.when) {
+                // Of forms that differ in their parameters one must fit, or the hook would be missing unseen.
+                let known = set.iter().any(|other| other.hook == program.hook && self.applies(other.when));
+                let by_form = matches!(program.when, When::Parameters(..) | When::TracepointParameters(..));
+                anyhow::ensure!(known || !by_form, "{} has other parameters on this kernel", describe(program));
                 continue;
             }
             self.load_one(program).with_context(|| describe(program))?;
@@ -145,6 +149,7 @@ impl Loaded {
             When::Has(function) => self.btf.has_function(function),
             When::Lacks(function) => !self.btf.has_function(function),
             When::Parameters(function, count) => self.btf.parameters(function) == Some(count),
+            When::TracepointParameters(name, count) => self.btf.tracepoint_parameters(name) == Some(count),
         }
     }
 
@@ -177,7 +182,7 @@ impl Loaded {
             (Hook::Tracepoint(name), AyaProgram::BtfTracePoint(probe)) => probe.load(name, aya_btf),
             (Hook::CgroupDevice, AyaProgram::CgroupDevice(probe)) => probe.load(),
             (Hook::Iterator(name), AyaProgram::Iter(iterator)) => iterator.load(name, aya_btf),
-            (Hook::OnDemand, AyaProgram::RawTracePoint(probe)) => probe.load(),
+            (Hook::OnDemand | Hook::RawTracepoint(_), AyaProgram::RawTracePoint(probe)) => probe.load(),
             _ => Err(ProgramError::UnexpectedProgramType),
         }
     }
@@ -200,6 +205,10 @@ impl Loaded {
             }
             (Hook::Tracepoint(_), AyaProgram::BtfTracePoint(probe)) => {
                 let id = probe.attach()?;
+                probe.take_link(id)?.into()
+            }
+            (Hook::RawTracepoint(name), AyaProgram::RawTracePoint(probe)) => {
+                let id = probe.attach(name)?;
                 probe.take_link(id)?.into()
             }
             (Hook::CgroupDevice, loaded) => {
@@ -378,7 +387,7 @@ fn describe(program: &Program) -> String {
         Hook::Kretprobe(symbol) => format!("kretprobe {symbol}"),
         Hook::Fentry(symbol) => format!("fentry {symbol}"),
         Hook::Fexit(symbol) => format!("fexit {symbol}"),
-        Hook::Tracepoint(name) => format!("tracepoint {name}"),
+        Hook::Tracepoint(name) | Hook::RawTracepoint(name) => format!("tracepoint {name}"),
         Hook::CgroupDevice => "cgroup_device".to_owned(),
         Hook::Iterator(name) => format!("iterator {name}"),
         Hook::OnDemand => format!("program {}", program.name),

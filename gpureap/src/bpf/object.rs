@@ -27,6 +27,7 @@ pub enum Hook {
     Fexit(&'static str),
     /// `tp_btf`
     Tracepoint(&'static str),
+    RawTracepoint(&'static str),
     /// `cgroup_device` at the cgroup2 root
     CgroupDevice,
     /// Pinned, run when asked
@@ -44,6 +45,8 @@ pub enum When {
     Lacks(&'static str),
     /// BTF says that the function has so many parameters.
     Parameters(&'static str, u32),
+    /// As above, of a tracepoint.
+    TracepointParameters(&'static str, u32),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,6 +69,11 @@ pub const COMMON: &[Program] = &[
     program("process_fork", Hook::Tracepoint("sched_process_fork"), When::Always),
     program("process_exec", Hook::Tracepoint("sched_process_exec"), When::Always),
     program("process_exit", Hook::Tracepoint("sched_process_exit"), When::Always),
+    program("signal_generate", Hook::Tracepoint("signal_generate"), When::Always),
+    program("oom_victim_task", Hook::Tracepoint("mark_victim"), When::TracepointParameters("mark_victim", 2)),
+    program("oom_victim_tid", Hook::Tracepoint("mark_victim"), When::TracepointParameters("mark_victim", 1)),
+    program("thread_new", Hook::Tracepoint("task_newtask"), When::Always),
+    program("thread_rename", Hook::RawTracepoint("task_rename"), When::Always),
     program("fix", Hook::OnDemand, When::Always),
 ];
 

@@ -1,6 +1,6 @@
 //! Decodes the records of the ring. Bytes are copied out: nothing in the ring is aligned for us or stays.
 
-use gpureap_common::event::{FileEvent, Header, ProcEvent, kind};
+use gpureap_common::event::{FileEvent, Header, ProcEvent, SignalEvent, kind};
 
 use super::sys;
 
@@ -12,6 +12,11 @@ pub enum Event {
     Fork(ProcEvent),
     Exec(ProcEvent),
     Exit(ProcEvent),
+    Thread(ProcEvent),
+    Signal(SignalEvent),
+    Oom(ProcEvent),
+    First(FileEvent),
+    Last(FileEvent),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -29,11 +34,12 @@ pub fn decode(bytes: &[u8]) -> Result<Event, DecodeError> {
         .first()
         .ok_or(DecodeError::Short(bytes.len()))?;
     let expected = match header.kind {
-        kind::OPEN | kind::FREE | kind::GATE => size_of::<FileEvent>(),
-        kind::FORK | kind::EXEC | kind::EXIT => size_of::<ProcEvent>(),
+        kind::OPEN | kind::FREE | kind::GATE | kind::FIRST | kind::LAST => size_of::<FileEvent>(),
+        kind::FORK | kind::EXEC | kind::EXIT | kind::THREAD | kind::OOM => size_of::<ProcEvent>(),
+        kind::SIGNAL => size_of::<SignalEvent>(),
         other => return Err(DecodeError::Kind(other)),
     };
-    // The ring rounds up to eight bytes; both records are multiples of that.
+    // The ring rounds up to eight bytes; all records are multiples of that.
     if usize::from(header.size) != expected || bytes.len() != expected {
         return Err(DecodeError::Size { said: header.size, has: bytes.len() });
     }
@@ -45,6 +51,11 @@ pub fn decode(bytes: &[u8]) -> Result<Event, DecodeError> {
         kind::GATE => Event::Gate(file()),
         kind::FORK => Event::Fork(process()),
         kind::EXEC => Event::Exec(process()),
+        kind::FIRST => Event::First(file()),
+        kind::LAST => Event::Last(file()),
+        kind::THREAD => Event::Thread(process()),
+        kind::OOM => Event::Oom(process()),
+        kind::SIGNAL => Event::Signal(sys::records::<SignalEvent>(bytes)[0]),
         _ => Event::Exit(process()),
     })
 }
@@ -54,7 +65,7 @@ mod tests {
     use super::*;
 
     fn bytes(kind: u16, size: u16) -> Vec<u8> {
-        let mut bytes = vec![0_u8; 64];
+        let mut bytes = vec![0_u8; size.max(32).into()];
         bytes[..2].copy_from_slice(&kind.to_ne_bytes());
         bytes[2..4].copy_from_slice(&size.to_ne_bytes());
         bytes[16..20].copy_from_slice(&4711_u32.to_ne_bytes());
@@ -63,17 +74,19 @@ mod tests {
 
     #[test]
     fn known_records_are_decoded() {
-        let Ok(Event::Open(event)) = decode(&bytes(kind::OPEN, 64)) else { panic!("not an open") };
+        let Ok(Event::Open(event)) = decode(&bytes(kind::OPEN, 72)) else { panic!("not an open") };
         assert_eq!(event.header.tgid, 4711);
         assert!(matches!(decode(&bytes(kind::EXIT, 64)), Ok(Event::Exit(_))));
+        let Ok(Event::Signal(event)) = decode(&bytes(kind::SIGNAL, 120)) else { panic!("not a signal") };
+        assert_eq!(event.header.tgid, 4711);
     }
 
     #[test]
     fn anything_else_is_an_error_and_not_a_panic() {
         assert_eq!(decode(&[]), Err(DecodeError::Short(0)));
-        assert_eq!(decode(&bytes(kind::OPEN, 64)[..31]), Err(DecodeError::Short(31)));
-        assert_eq!(decode(&bytes(kind::OPEN, 64)[..40]), Err(DecodeError::Size { said: 64, has: 40 }));
-        assert_eq!(decode(&bytes(kind::OPEN, 8)), Err(DecodeError::Size { said: 8, has: 64 }));
+        assert_eq!(decode(&bytes(kind::OPEN, 72)[..31]), Err(DecodeError::Short(31)));
+        assert_eq!(decode(&bytes(kind::OPEN, 72)[..40]), Err(DecodeError::Size { said: 72, has: 40 }));
+        assert_eq!(decode(&bytes(kind::OPEN, 8)), Err(DecodeError::Size { said: 8, has: 32 }));
         assert_eq!(decode(&bytes(99, 64)), Err(DecodeError::Kind(99)));
     }
 }

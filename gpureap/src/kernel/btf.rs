@@ -161,6 +161,16 @@ impl Btf {
         (prototype.kind == kind::FUNC_PROTO).then_some(prototype.vlen)
     }
 
+    /// Number of values that a tracepoint hands to a program, by the type of its probes; `None` if there is no such
+    /// tracepoint.
+    pub fn tracepoint_parameters(&self, tracepoint: &str) -> Option<u32> {
+        let alias = self.types.get(self.named(kind::TYPEDEF, &format!("btf_trace_{tracepoint}"))? as usize)?;
+        let pointer = self.types.get(alias.detail as usize).filter(|found| found.kind == kind::PTR)?;
+        let prototype = self.types.get(pointer.detail as usize)?;
+        // The first parameter is the probe's own.
+        (prototype.kind == kind::FUNC_PROTO).then(|| prototype.vlen.saturating_sub(1))
+    }
+
     pub fn has_function(&self, function: &str) -> bool {
         self.named(kind::FUNC, function).is_some()
     }
@@ -276,6 +286,8 @@ mod tests {
         maker.add("outer", kind::STRUCT, 3, true, 40, &[first, int, 0, 0, inner, 64, last, int, 3 << 24 | 0xc8]);
         let prototype = maker.add("", kind::FUNC_PROTO, 3, false, 0, &[0, int, 0, int, 0, int]);
         maker.add("dup_fd", kind::FUNC, 1, false, prototype, &[]);
+        let pointer = maker.add("", kind::PTR, 0, false, prototype, &[]);
+        maker.add("btf_trace_mark_victim", kind::TYPEDEF, 0, false, pointer, &[]);
         maker.finish()
     }
 
@@ -299,6 +311,8 @@ mod tests {
         let btf = Btf::parse(sample()).unwrap();
         assert_eq!(btf.parameters("dup_fd"), Some(3));
         assert_eq!(btf.parameters("fd_install"), None);
+        assert_eq!(btf.tracepoint_parameters("mark_victim"), Some(2));
+        assert_eq!(btf.tracepoint_parameters("dup_fd"), None);
     }
 
     #[test]
