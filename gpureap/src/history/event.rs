@@ -35,6 +35,8 @@ pub enum What {
     Stop,
     /// A driver's open begins (`kprobe`, `fentry`), or the gate let one through (`gate`). It may still fail.
     Open(FileEvent),
+    /// A process that lives on has closed its last descriptor of a device; a mapping may be left (`kprobe`, `fentry`).
+    Close(FileEvent),
     /// The last reference to a file is gone and the driver has released it (`kprobe`, `fentry`).
     Free(FileEvent),
     /// What a process holds at this instant, all of it; nothing: no more.
@@ -237,6 +239,9 @@ pub struct Signal {
     /// Absent: the kernel itself.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sender: Option<Box<Sender>>,
+    /// Of the kernel's own: the process that ran at that moment, which need not have to do with it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub running: Option<Box<Sender>>,
 }
 
 /// Who sent a signal.
