@@ -3,6 +3,8 @@
 
 pub mod death;
 pub mod event;
+pub mod kmsg;
 pub mod report;
 pub mod rows;
 pub mod state;
+pub mod xid;
