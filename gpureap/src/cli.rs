@@ -7,6 +7,7 @@ use clap::{
     builder::{EnumValueParser, PossibleValue, TypedValueParser},
     parser::ValueSource,
 };
+use jiff::Timestamp;
 
 use crate::{
     blockers::Operation,
@@ -15,6 +16,7 @@ use crate::{
     gpu::select::By,
     model::{Backend, Source},
     reap::{plan::Matching, scope::Scope},
+    when,
 };
 
 /// Who holds the GPU, and how to get it back.
@@ -134,6 +136,12 @@ pub enum Command {
     /// Wait until GPUs are free
     #[command(after_help = WAIT_HELP)]
     Wait(WaitArgs),
+    /// What held each GPU, how it ended, and what came back when
+    #[command(after_help = REPORT_HELP)]
+    Report(ReportArgs),
+    /// What the flight recorder has seen, and what it sees from now on
+    #[command(after_help = "Example:\n  gpureap events --since 10m\n  gpureap events --follow --json")]
+    Events(EventsArgs),
     /// Say what this host allows, and test it
     #[command(after_help = "Example:\n  gpureap doctor")]
     Doctor(DoctorArgs),
@@ -161,6 +169,17 @@ Example:
 Exit codes:
   0 free, verified; 3 still held; 4 held by a process that cannot be killed; 5 held only by protected processes;
   6 no process left but a kernel reference remains; 7 not permitted; 8 this host cannot do it";
+
+const REPORT_HELP: &str = "\
+Example:
+  gpureap report
+  gpureap report --since 2h --gpu 0
+  gpureap report --at \"2026-12-01 03:14\"
+  gpureap report --boot -1
+  gpureap report --since 1d --html incident.html
+  gpureap report --journal node1.db node2.db --json
+
+Times are UTC; 2h means two hours ago.";
 
 const BLOCKERS_HELP: &str = "\
 Example:
@@ -349,6 +368,50 @@ pub struct WaitArgs {
     #[arg(long)]
     pub ignore_monitors: bool,
     /// Print one JSON document
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Clone, Debug, Default, Args)]
+pub struct ReportArgs {
+    /// From this time on [default: the last hour]
+    #[arg(long, value_name = "TIME", value_parser = when::parse_now, conflicts_with = "at")]
+    pub since: Option<Timestamp>,
+    /// Until this time [default: now]
+    #[arg(long, value_name = "TIME", value_parser = when::parse_now, conflicts_with = "at")]
+    pub until: Option<Timestamp>,
+    /// Who held what at this instant
+    #[arg(long, value_name = "TIME", value_parser = when::parse_now)]
+    pub at: Option<Timestamp>,
+    /// A boot: 0 for this one, -1 for the one before, or its id
+    #[arg(long, value_name = "BOOT", allow_hyphen_values = true)]
+    pub boot: Option<String>,
+    /// Only these GPUs: minor, node path, UUID (or its beginning) or PCI address (repeatable)
+    #[arg(long, value_name = "GPU", action = ArgAction::Append)]
+    pub gpu: Vec<String>,
+    /// Only this process, its job and its ancestors (repeatable)
+    #[arg(long, value_name = "PID", action = ArgAction::Append, value_parser = clap::value_parser!(u32).range(1..))]
+    pub pid: Vec<u32>,
+    /// Journals of one or more hosts, or recorded `events --json` [default: this host's]
+    #[arg(long, value_name = "FILE", num_args = 1.., action = ArgAction::Append)]
+    pub journal: Vec<PathBuf>,
+    /// Write one self-contained page
+    #[arg(long, value_name = "FILE", conflicts_with = "json")]
+    pub html: Option<PathBuf>,
+    /// Print one JSON document
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Clone, Copy, Debug, Default, Args)]
+pub struct EventsArgs {
+    /// Go on with what happens from now on
+    #[arg(short, long)]
+    pub follow: bool,
+    /// From the journal, from this time on [default: the last hour; none with --follow]
+    #[arg(long, value_name = "TIME", value_parser = when::parse_now)]
+    pub since: Option<Timestamp>,
+    /// Print NDJSON, one document a line
     #[arg(long)]
     pub json: bool,
 }

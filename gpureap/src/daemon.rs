@@ -11,6 +11,7 @@ use std::{
 };
 
 use aya::maps::{MapData, RingBuf};
+use gpureap_common::counter;
 use rustix::fs::{FlockOperation, flock};
 use sd_notify::NotifyState;
 use tokio::{
@@ -27,6 +28,7 @@ use crate::{
     },
     bpf::{
         Tracer,
+        handles::State as Word,
         ring::{Event, decode},
     },
     cli::DaemonArgs,
@@ -35,7 +37,9 @@ use crate::{
     exit_code::Exit,
     fence::watch::FenceWatch,
     gpu::devices::{self, Devices},
+    history::event::{self, What},
     model::Backend,
+    recorder::{Begin, KeepNothing, Recorder},
 };
 
 /// A CUDA process opens its devices in a burst and maps them in the same second; then it is looked at once.
@@ -58,7 +62,18 @@ pub fn run(args: &DaemonArgs, config: &Config) -> anyhow::Result<Exit> {
     announce(&tracer, &devices);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let fence = FenceWatch::default();
-    runtime.block_on(Daemon { config, tracer, devices, to_observe: BTreeSet::new(), reported: 0, fence }.serve())
+    let begin = Begin {
+        backend: tracer.backend,
+        adopted: tracer.adopted,
+        devices: devices.clone(),
+        processes: Vec::new(),
+        holds: Vec::new(),
+        notes: Vec::new(),
+    };
+    let recorder = Recorder::start(config, begin, Box::new(KeepNothing))?;
+    let maps = &tracer.eyes().handles().maps;
+    let lost = Lost { maps: maps.state(Word::ToldLost)?, ring: maps.state(Word::ToldFull)? };
+    runtime.block_on(Daemon { config, tracer, devices, to_observe: BTreeSet::new(), lost, fence, recorder }.serve())
 }
 
 fn announce(tracer: &Tracer, devices: &Devices) {
@@ -129,10 +144,19 @@ struct Daemon<'a> {
     devices: Devices,
     /// Processes that opened a device and have not been looked at since (`gate` has no hook on mmap).
     to_observe: BTreeSet<u32>,
-    /// Losses that were told already.
-    reported: u64,
+    lost: Lost,
     fence: FenceWatch,
+    recorder: Recorder,
 }
+
+/// Losses that were told already, by this daemon or one before it.
+struct Lost {
+    maps: u64,
+    ring: u64,
+}
+
+/// When the recorder is told to end.
+const STOP_PATIENCE: Duration = Duration::from_secs(5);
 
 impl Daemon<'_> {
     async fn serve(mut self) -> anyhow::Result<Exit> {
@@ -154,6 +178,10 @@ impl Daemon<'_> {
         let mut watchdog_timer = interval(watchdog.unwrap_or(Duration::from_hours(24)));
         let mut observe_at: Option<Instant> = None;
         let mut server = self.listen();
+        // What an earlier daemon did not read any more comes first, then what is held now.
+        let unread = ring.rest();
+        self.note(&unread);
+        self.recorder.look();
 
         notify(&[NotifyState::Ready, NotifyState::Status(&self.status())]);
         loop {
@@ -174,9 +202,8 @@ impl Daemon<'_> {
                     self.answer(server, asks);
                 },
                 events = ring.take() => {
-                    for bytes in events? {
-                        self.note(&bytes);
-                    }
+                    let events = events?;
+                    self.note(&events);
                     if let Some(server) = &server {
                         server.burst();
                     }
@@ -192,6 +219,9 @@ impl Daemon<'_> {
         }
         notify(&[NotifyState::Stopping]);
         tracing::info!("stopping");
+        let rest = ring.rest();
+        self.note(&rest);
+        self.recorder.stop(STOP_PATIENCE);
         Ok(Exit::Done)
     }
 
@@ -200,7 +230,7 @@ impl Daemon<'_> {
         if !self.config.daemon.socket {
             return None;
         }
-        Server::start(&self.config.paths.run)
+        Server::start(&self.config.paths.run, &self.config.paths.proc, self.recorder.follow())
             .inspect_err(|error| tracing::warn!("no socket for users who are not root: {error}"))
             .ok()
     }
@@ -232,16 +262,21 @@ impl Daemon<'_> {
         format!("{}, {} devices", crate::bpf::load::name(self.tracer.backend), self.devices.list().len())
     }
 
-    fn note(&mut self, bytes: &[u8]) {
-        match decode(bytes) {
-            Ok(event) => {
-                tracing::debug!(?event);
-                if let Event::Gate(event) = event {
-                    self.to_observe.insert(event.header.tgid);
+    fn note(&mut self, records: &[Vec<u8>]) {
+        let mut events = Vec::with_capacity(records.len());
+        for bytes in records {
+            match decode(bytes) {
+                Ok(event) => {
+                    tracing::debug!(?event);
+                    if let Event::Gate(event) = event {
+                        self.to_observe.insert(event.header.tgid);
+                    }
+                    events.push(event);
                 }
+                Err(error) => tracing::warn!("ring: {error}"),
             }
-            Err(error) => tracing::warn!("ring: {error}"),
         }
+        self.recorder.ring(events);
     }
 
     fn observe(&mut self) {
@@ -259,19 +294,37 @@ impl Daemon<'_> {
     /// Any loss is healed by a sweep, and told.
     fn heal(&mut self) -> anyhow::Result<()> {
         self.tracer.check()?;
-        let losses = self.tracer.eyes().handles().losses()?;
-        if losses > self.reported {
-            tracing::warn!("{} events were lost; the maps are resynchronised", losses - self.reported);
-            self.reported = losses;
+        let handles = self.tracer.eyes().handles();
+        let (maps, losses) = (&handles.maps, handles.losses()?);
+        if losses > self.lost.maps {
+            let events = losses - self.lost.maps;
+            tracing::warn!("{events} events were lost; the maps are resynchronised");
+            self.lost.maps = losses;
+            maps.set_state(Word::ToldLost, losses)?;
             self.resync("loss")?;
+            self.tell_loss(events, "map", format!("{events} events were lost in the kernel; the maps were put right"));
+        }
+        let full = maps.counter(counter::RING_FULL)?;
+        if full > self.lost.ring {
+            let events = full - self.lost.ring;
+            tracing::warn!("{events} records found the ring full: the maps are right, the record has a gap");
+            self.lost.ring = full;
+            maps.set_state(Word::ToldFull, full)?;
+            self.tell_loss(events, "ring", format!("{events} records found the ring full"));
         }
         Ok(())
+    }
+
+    fn tell_loss(&self, events: u64, at: &str, note: String) {
+        self.recorder.what(What::Lost(event::Lost { events, at: at.to_owned(), note }));
+        self.recorder.look();
     }
 
     fn resync(&self, why: &str) -> anyhow::Result<()> {
         let outcome = self.tracer.resync()?;
         if outcome.corrections > 0 || outcome.pending > 0 {
             tracing::info!("resync ({why}): {} corrections, {} pending", outcome.corrections, outcome.pending);
+            self.recorder.look();
         }
         Ok(())
     }
@@ -288,8 +341,10 @@ impl Daemon<'_> {
             let why = if asked { "was read again as asked" } else { "changed" };
             tracing::info!("the device table {why}: {} devices", devices.list().len());
             self.tracer.set_devices(&devices)?;
+            self.recorder.devices(devices.clone());
             self.devices = devices;
             self.resync("devices")?;
+            self.recorder.look();
             notify(&[NotifyState::Status(&self.status())]);
         }
         Ok(())
@@ -310,6 +365,16 @@ struct Ring {
 }
 
 impl Ring {
+    /// What is there at this moment, without waiting.
+    fn rest(&mut self) -> Vec<Vec<u8>> {
+        let ring = self.ring.get_mut();
+        let mut records = Vec::new();
+        while let Some(item) = ring.next() {
+            records.push(item.to_vec());
+        }
+        records
+    }
+
     /// Waits for records and copies them out. The ring is emptied before readiness is cleared: the kernel wakes a reader
     /// only when it had caught up.
     async fn take(&mut self) -> anyhow::Result<Vec<Vec<u8>>> {

@@ -25,8 +25,10 @@ pub mod model;
 pub mod out;
 pub mod process;
 pub mod reap;
+pub mod recorder;
 pub mod run;
 #[cfg(test)]
 mod schema_check;
 pub mod track;
 pub mod watch;
+pub mod when;

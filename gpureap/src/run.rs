@@ -24,6 +24,8 @@ pub fn run(cli: &Cli) -> anyhow::Result<Exit> {
         Command::Blockers(args) => commands::blockers::run(args, &config()?),
         Command::Fence(args) => commands::fence::run(args, &config()?),
         Command::Unfence(args) => commands::fence::unfence(args, &config()?),
+        Command::Events(args) => commands::events::run(args, &config()?),
+        Command::Report(args) => commands::report::run(args, &config()?),
         Command::Wait(args) => commands::wait::run(args, &config()?),
         Command::Doctor(args) => doctor::run(args, &config()?),
         Command::Demo(args) => demo::run(args, &config()?),

@@ -3,7 +3,7 @@
 use std::{
     cell::{Cell, RefCell},
     collections::HashMap,
-    io::{self, Read as _, Write as _},
+    io::{self, BufRead as _, BufReader, Read as _, Write as _},
     os::unix::net::UnixStream,
     path::{Path, PathBuf},
     thread,
@@ -19,6 +19,7 @@ use super::{
 use crate::{
     error::Failure,
     gpu::devices::Devices,
+    history::event::Event,
     model::{Ancestor, Eyes, Holder, LineageSource, ProcKey, View},
 };
 
@@ -225,6 +226,41 @@ pub fn events(path: &Path) -> Result<UnixStream, Unanswered> {
     }
     stream.set_nonblocking(true).map_err(|source| Unanswered::Broken { path: text(), source })?;
     Ok(stream)
+}
+
+/// The flight recorder's events from now on, as they come. Ends with the daemon.
+pub fn follow(path: &Path) -> Result<impl Iterator<Item = Result<Event, Unanswered>> + use<>, Unanswered> {
+    let until = Instant::now() + FIRST_TIME;
+    let text = path.display().to_string();
+    let broken = |source| Unanswered::Broken { path: path.display().to_string(), source };
+    let mut stream = connect(path, until)?;
+    stream.set_write_timeout(left(until).map_err(broken)?).map_err(broken)?;
+    stream.write_all(&wire::line(&Request::new(Get::Follow))).map_err(broken)?;
+    stream.set_read_timeout(left(until).map_err(broken)?).map_err(broken)?;
+    let mut reader = BufReader::new(stream);
+    let mut greeting = String::new();
+    reader.read_line(&mut greeting).map_err(|_| Unanswered::Silent { path: path.display().to_string() })?;
+    let strange =
+        |error: serde_json::Error| Unanswered::Strange { path: path.display().to_string(), message: error.to_string() };
+    let answer: Answer<Event> = serde_json::from_str(&greeting).map_err(strange)?;
+    if let Some(Refusal { message, .. }) = answer.error {
+        return Err(Unanswered::Refused { path: text, message });
+    }
+    reader.get_ref().set_read_timeout(None).map_err(broken)?;
+    Ok(reader.lines().map_while(move |line| {
+        let line = match line {
+            Ok(line) => line,
+            Err(source) => return Some(Err(Unanswered::Broken { path: text.clone(), source })),
+        };
+        match serde_json::from_str::<Answer<Event>>(&line) {
+            Ok(Answer { answer: Some(event), .. }) => Some(Ok(event)),
+            Ok(Answer { error: Some(Refusal { message, .. }), .. }) => {
+                Some(Err(Unanswered::Refused { path: text.clone(), message }))
+            }
+            Ok(Answer { answer: None, error: None, .. }) => None,
+            Err(error) => Some(Err(Unanswered::Strange { path: text.clone(), message: error.to_string() })),
+        }
+    }))
 }
 
 /// The daemon's views.

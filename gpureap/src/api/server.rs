@@ -3,7 +3,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, VecDeque},
-    path::Path,
+    path::{Path, PathBuf},
     sync::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicUsize, Ordering},
@@ -17,7 +17,7 @@ use tokio::{
         UnixListener, UnixStream,
         unix::{OwnedReadHalf, OwnedWriteHalf},
     },
-    sync::{mpsc, oneshot, watch},
+    sync::{broadcast, mpsc, oneshot, watch},
     time::{sleep, timeout},
 };
 
@@ -27,7 +27,10 @@ use super::{
     socket::{self, Refused, SocketFile},
     wire::{self, Answer, Code, Events, Get, MAX_ANSWER, MAX_REQUEST, Refusal, Request},
 };
-use crate::model::{Ancestor, Eyes, ProcKey, View};
+use crate::{
+    model::{Ancestor, Eyes, ProcKey, View},
+    recorder::Told,
+};
 
 const MAX_CLIENTS: usize = 256;
 /// For each user but root.
@@ -137,8 +140,8 @@ pub struct Server {
 }
 
 impl Server {
-    /// Inside a runtime.
-    pub fn start(run: &Path) -> Result<Self, Refused> {
+    /// Inside a runtime. `told`: where events come from; `proc`: what says who may see whom.
+    pub fn start(run: &Path, proc: &Path, told: broadcast::Sender<Arc<Told>>) -> Result<Self, Refused> {
         let path = super::path(run);
         let (listener, file) = socket::listen(&path)?;
         let listener = UnixListener::from_std(listener)
@@ -147,7 +150,8 @@ impl Server {
         let (sender, asks) = mpsc::channel(MAX_CLIENTS);
         let (bursts, burst) = watch::channel(0);
         let room = Arc::new(Room::default());
-        tokio::spawn(accept(listener, Hall { asks: sender, bursts: burst, room: Arc::clone(&room) }));
+        let hall = Hall { asks: sender, bursts: burst, told, proc: proc.to_owned(), room: Arc::clone(&room) };
+        tokio::spawn(accept(listener, hall));
         Ok(Self {
             asks,
             waiting: VecDeque::new(),
@@ -243,7 +247,7 @@ impl Server {
             Get::Devices => self.one(asks, (desk.devices)()),
             Get::Status => self.one(asks, (desk.status)()),
             // Answered by the connection's own task.
-            Get::Events => {}
+            Get::Events | Get::Follow => {}
         }
     }
 
@@ -314,6 +318,8 @@ fn lineage(eyes: &dyn Eyes, of: &[wire::Key]) -> Vec<Ancestor> {
 struct Hall {
     asks: mpsc::Sender<Ask>,
     bursts: watch::Receiver<u64>,
+    told: broadcast::Sender<Arc<Told>>,
+    proc: PathBuf,
     room: Arc<Room>,
 }
 
@@ -350,12 +356,16 @@ async fn serve(stream: UnixStream, peer: Peer, seat: Seat, hall: Hall) {
             wire::parse(&bytes)
         };
         let request = match request {
-            Ok(Request { get: Get::Events, .. }) => {
+            Ok(Request { get: get @ (Get::Events | Get::Follow), .. }) => {
                 let Some(place) = hall.room.streams.take(peer.uid, STREAMS_SHARE) else {
                     send(&mut write, &Refusal::busy("too many clients read events", 1_000).line()).await.ok();
                     return;
                 };
-                return events(read, write, (seat, place), hall.bursts).await;
+                if get == Get::Events {
+                    return events(read, write, (seat, place), hall.bursts).await;
+                }
+                let hides = Hiding::here(&hall.proc).hides_from(peer);
+                return follow(read, write, (seat, place), hall.told.subscribe(), peer, hides).await;
             }
             Ok(request) => request,
             Err(refusal) => {
@@ -405,6 +415,40 @@ async fn events(
             changed = bursts.changed() => if changed.is_err() { return },
             // There is nothing more to say for the client: it has hung up or is confused.
             _ = read.read_u8() => return,
+        }
+    }
+}
+
+/// Hands on events. A client that does not keep up is told how many it has missed; one that takes nothing at all is hung
+/// up on. The recorder never waits for either.
+async fn follow(
+    mut read: BufReader<OwnedReadHalf>,
+    mut write: OwnedWriteHalf,
+    _seats: (Seat, Seat),
+    mut told: broadcast::Receiver<Arc<Told>>,
+    peer: Peer,
+    hides: bool,
+) {
+    // From now on nothing is missed: the client may begin to cause what it wants to see.
+    if send(&mut write, b"{\"v\":1}\n").await.is_err() {
+        return;
+    }
+    loop {
+        let line = tokio::select! {
+            event = told.recv() => match event {
+                Ok(told) => match told.for_peer(peer.uid, hides) {
+                    Some(line) => format!("{{\"v\":{},\"answer\":{line}}}\n", wire::VERSION),
+                    None => continue,
+                },
+                Err(broadcast::error::RecvError::Lagged(events)) => {
+                    format!("{{\"v\":{},\"answer\":{}}}\n", wire::VERSION, Told::missed(events))
+                }
+                Err(broadcast::error::RecvError::Closed) => return,
+            },
+            _ = read.read_u8() => return,
+        };
+        if send(&mut write, line.as_bytes()).await.is_err() {
+            return;
         }
     }
 }

@@ -6,13 +6,13 @@ use std::{
     os::unix::net::UnixStream,
     path::Path,
     rc::Rc,
-    sync::mpsc,
+    sync::{Arc, mpsc},
     thread::{self, JoinHandle},
     time::{Duration, Instant},
 };
 
 use tempfile::TempDir;
-use tokio::sync::oneshot;
+use tokio::sync::{broadcast, oneshot};
 
 use super::{
     client,
@@ -22,6 +22,7 @@ use super::{
 };
 use crate::{
     model::{Ancestor, Backend, DeviceKind, Eyes, Holder, How, LineageSource, ProcKey, Source, Usage, View},
+    recorder::Told,
     watch::Watch,
 };
 
@@ -97,6 +98,7 @@ struct Hall {
     stop: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<u32>>,
     burst: tokio::sync::mpsc::UnboundedSender<()>,
+    told: broadcast::Sender<Arc<Told>>,
 }
 
 impl Hall {
@@ -106,10 +108,12 @@ impl Hall {
         let (burst, mut bursts) = tokio::sync::mpsc::unbounded_channel();
         let (ready, is_ready) = mpsc::channel();
         let run = dir.path().to_owned();
+        let (told, _) = broadcast::channel(64);
+        let telling = told.clone();
         let thread = thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
             runtime.block_on(async {
-                let mut server = Server::start(&run).unwrap();
+                let mut server = Server::start(&run, Path::new("/proc"), telling).unwrap();
                 ready.send(()).unwrap();
                 let eyes = Crowd::default();
                 let devices = || {
@@ -143,7 +147,7 @@ impl Hall {
             })
         });
         is_ready.recv().unwrap();
-        Self { dir, stop: Some(stop), thread: Some(thread), burst }
+        Self { dir, stop: Some(stop), thread: Some(thread), burst, told }
     }
 
     fn run(&self) -> &Path {
@@ -263,14 +267,14 @@ fn a_daemon_that_comes_back_is_met_again() {
     let hall = Hall::open();
     let (eyes, _) = client::open(hall.run()).unwrap();
     let run = hall.run().to_owned();
-    let Hall { dir, stop, thread, burst: _ } = hall;
+    let Hall { dir, stop, thread, burst: _, told: _ } = hall;
     stop.unwrap().send(()).unwrap();
     thread.unwrap().join().unwrap();
     let back = thread::spawn(move || {
         thread::sleep(Duration::from_millis(200));
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
-            let mut server = Server::start(&run).unwrap();
+            let mut server = Server::start(&run, Path::new("/proc"), broadcast::channel(1).0).unwrap();
             let eyes = Crowd::default();
             let (devices, status, hiding) = (|| anyhow::bail!("none"), || anyhow::bail!("none"), || Hiding::Nobody);
             let asks = server.next().await;
@@ -308,4 +312,56 @@ fn nobody_listens() {
     let _listener = std::os::unix::net::UnixListener::bind(super::path(dir.path())).unwrap();
     assert!(matches!(client::open(dir.path()), Err(client::Unanswered::Silent { .. })));
     assert!(begun.elapsed() < Duration::from_secs(20));
+}
+
+fn told(events: u64) -> Arc<Told> {
+    let line = Told::missed(events);
+    Arc::new(Told { public: line.clone(), line, uid: None, personal: false })
+}
+
+#[test]
+fn a_follower_gets_each_event_and_a_slow_one_is_told_what_it_missed() {
+    use crate::history::event::What;
+    let hall = Hall::open();
+    let events = |event: Result<crate::history::event::Event, client::Unanswered>| match event.unwrap().what {
+        What::Lost(lost) => (lost.at, lost.events),
+        other => panic!("{other:?}"),
+    };
+    let mut follower = client::follow(&crate::api::path(hall.run())).unwrap();
+    for number in 1..=3 {
+        hall.told.send(told(number)).unwrap();
+        assert_eq!(events(follower.next().unwrap()), ("reader".to_owned(), number));
+    }
+    // Far more than the channel and the socket's buffer hold while nobody reads.
+    let big = Told { line: "x".repeat(1 << 16), ..Told::clone(&told(1)) };
+    for _ in 0..200 {
+        hall.told.send(Arc::new(Told { line: format!("{{\"big\":\"{}\"}}", big.line), ..big.clone() })).unwrap();
+    }
+    hall.told.send(told(77)).unwrap();
+    let mut missed = 0;
+    // What is no event is told as such; between them comes the record of the loss.
+    for event in follower {
+        match event {
+            Ok(event) => match event.what {
+                What::Lost(lost) if lost.note.contains("came faster") && lost.events != 77 => missed += lost.events,
+                What::Lost(lost) if lost.events == 77 => break,
+                other => panic!("{other:?}"),
+            },
+            Err(client::Unanswered::Strange { .. }) => {}
+            Err(error) => panic!("{error}"),
+        }
+    }
+    assert!(missed > 0, "a slow reader is told of its loss");
+}
+
+#[test]
+fn who_may_read_what_of_an_event() {
+    let told = Told { line: "all".into(), public: "some".into(), uid: Some(1000), personal: true };
+    for (uid, hides, expected) in
+        [(0, true, Some("all")), (1000, true, Some("all")), (1001, false, Some("some")), (1001, true, None)]
+    {
+        assert_eq!(told.for_peer(uid, hides), expected, "{uid} {hides}");
+    }
+    let of_nobody = Told { uid: None, personal: false, ..told };
+    assert_eq!(of_nobody.for_peer(1001, true), Some("some"));
 }

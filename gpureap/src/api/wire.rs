@@ -53,6 +53,8 @@ pub enum Get {
     Status,
     /// A line for each burst of events, until the client hangs up.
     Events,
+    /// Each event of the flight recorder (`gpureap.event/1`), until the client hangs up.
+    Follow,
 }
 
 /// An answer as it is written; `T` is one of the types below.

@@ -107,6 +107,17 @@ impl KernelEyes {
         Ok(())
     }
 
+    /// What one process holds, with what is remembered of it.
+    pub fn holder(&self, tgid: u32) -> anyhow::Result<Option<Holder>> {
+        let mut holders = join::from_sweep(&self.one(tgid)?, &|dev| self.slot_of(dev));
+        if self.backend.is_some()
+            && let Some(process) = self.handles.process(tgid)?
+        {
+            join::remember(&mut holders, &[(tgid, process)].into_iter().collect());
+        }
+        Ok(holders.into_values().next())
+    }
+
     /// What can never be seen by this source.
     fn cannot_see(&self) -> BTreeSet<How> {
         match self.backend {

@@ -180,6 +180,11 @@ pub enum State {
     BaseFiles = 3,
     /// Ties the two words above together: a reader that meets half an update sweeps again.
     BaseCheck = 4,
+    /// Sequence number of the last record of the kernel's log that was read.
+    LogRead = 5,
+    /// Losses of the maps, and records that found the ring full, as far as a daemon has told of them.
+    ToldLost = 6,
+    ToldFull = 7,
 }
 
 /// Descriptors of the programs that user space runs.
@@ -283,6 +288,10 @@ impl Handles {
 
     pub fn holders(&self) -> io::Result<Vec<(HolderKey, Holder)>> {
         sys::dump(self.maps.holders.as_fd())
+    }
+
+    pub fn process(&self, tgid: u32) -> io::Result<Option<Proc>> {
+        sys::lookup(self.maps.procs.as_fd(), &tgid)
     }
 
     pub fn procs(&self) -> io::Result<Vec<(u32, Proc)>> {

@@ -2,7 +2,9 @@
 
 pub mod blockers;
 pub mod completions;
+pub mod events;
 pub mod fence;
 pub mod holders;
 pub mod man;
+pub mod report;
 pub mod wait;

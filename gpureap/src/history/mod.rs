@@ -1,9 +1,12 @@
 //! The flight recorder: what happened to every process that held a device, as plain events, the state that follows from
 //! them, and the report that is made of it. No I/O here: the daemon feeds it, `journal/` keeps it.
 
+pub mod build;
 pub mod death;
 pub mod event;
+mod incident;
 pub mod kmsg;
+pub mod line;
 pub mod report;
 pub mod rows;
 pub mod state;

@@ -44,6 +44,15 @@ pub fn raw(bytes: &[u8]) -> anyhow::Result<()> {
     write_to(&mut io::stdout().lock(), bytes).context("cannot write to stdout")
 }
 
+/// As [`raw`], for what has no end: says whether there is still a reader.
+pub fn stream(bytes: &[u8]) -> anyhow::Result<bool> {
+    let mut stdout = io::stdout().lock();
+    match stdout.write_all(bytes).and_then(|()| stdout.flush()) {
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(false),
+        result => result.map(|()| true).context("cannot write to stdout"),
+    }
+}
+
 /// A reader that went away (`| head`) is no error: the command goes on to its end and tells by its exit code how it went.
 fn write_to(stdout: &mut dyn Write, bytes: &[u8]) -> io::Result<()> {
     match stdout.write_all(bytes).and_then(|()| stdout.flush()) {

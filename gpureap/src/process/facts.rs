@@ -134,8 +134,7 @@ impl Facts {
 
     /// The kernel function that a thread sleeps in.
     pub fn wchan(&self, root: &Path, tid: u32) -> Option<String> {
-        let text = lossy(&self.dir(root)?.read(&format!("task/{tid}/wchan"))?);
-        (!text.is_empty() && text != "0").then_some(text)
+        wchan_in(&self.dir(root)?, tid)
     }
 
     /// A thread's kernel stack, innermost first, without addresses. Root only.
@@ -156,6 +155,16 @@ impl Facts {
         let stat = Stat::parse(&dir.read("stat")?)?;
         (stat.start_ns() == self.start_ns).then_some(dir)
     }
+}
+
+/// The same of whoever has that pid.
+pub fn wchan(root: &Path, pid: u32, tid: u32) -> Option<String> {
+    wchan_in(&ProcDir::open(root, pid)?, tid)
+}
+
+fn wchan_in(dir: &ProcDir, tid: u32) -> Option<String> {
+    let text = lossy(&dir.read(&format!("task/{tid}/wchan"))?);
+    (!text.is_empty() && text != "0").then_some(text)
 }
 
 /// What the kernel writes into such a file at a time, and most of them whole.

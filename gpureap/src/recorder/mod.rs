@@ -1,0 +1,198 @@
+//! Feeds the flight recorder: a thread of its own takes what the ring gives, looks at processes, reads who they are, and
+//! hands rows to the journal and events to whoever follows. The daemon's loop only passes batches on and never waits:
+//! what finds no room is counted and told.
+
+mod facts;
+mod sources;
+mod translate;
+mod work;
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    thread::JoinHandle,
+    time::{Duration, Instant},
+};
+
+use tokio::sync::{broadcast, mpsc};
+
+use crate::{
+    bpf::ring,
+    clock::boottime_ns,
+    config::Config,
+    gpu::devices::Devices,
+    history::{
+        event::{Event, Lost, What},
+        rows::{Change, HoldRow, Key, ProcessRow},
+    },
+    model::Backend,
+};
+
+/// Batches on their way; each has at most as many records as the daemon takes from the ring at a time.
+const BATCHES: usize = 32;
+/// Events that a follower may be behind.
+const FOLLOWED: usize = 4096;
+
+/// Where rows go. Never blocks.
+pub trait Keep: Send {
+    fn keep(&mut self, change: Change);
+}
+
+/// Nothing is kept; events are told all the same.
+#[derive(Clone, Copy, Debug)]
+pub struct KeepNothing;
+
+impl Keep for KeepNothing {
+    fn keep(&mut self, _change: Change) {}
+}
+
+/// An event as it is told, and whose process it is about.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Told {
+    /// One line of JSON without its end.
+    pub line: String,
+    /// The same without what only the process's own user may read of it.
+    pub public: String,
+    /// `None`: of no process, or of one whose user is not known.
+    pub uid: Option<u32>,
+    /// It is about a process.
+    pub personal: bool,
+}
+
+impl Told {
+    /// What a user may read of it; nothing, where others' processes are hidden and it is about one.
+    pub fn for_peer(&self, uid: u32, hides: bool) -> Option<&str> {
+        if uid == 0 || self.uid == Some(uid) {
+            return Some(&self.line);
+        }
+        (!self.personal || !hides).then_some(&self.public)
+    }
+
+    /// The record of a reader that was too slow.
+    pub fn missed(events: u64) -> String {
+        let note = format!("{events} events came faster than this reader took them");
+        let what = What::Lost(Lost { events, at: "reader".to_owned(), note });
+        let event = Event { time: jiff::Timestamp::now(), boot_ns: boottime_ns(), what };
+        serde_json::to_string(&event).unwrap_or_default()
+    }
+}
+
+/// What the thread is given.
+#[derive(Debug)]
+enum Input {
+    Ring(Vec<ring::Event>),
+    /// From another source: a time where the source knows one.
+    What(Option<u64>, Box<What>),
+    /// From the kernel's log: the record's number, its time.
+    Log(u64, Option<u64>, Box<What>),
+    /// Every holder is looked at; the start's snapshot, and from time to time.
+    Look,
+    Devices(Box<Devices>),
+    /// A process that was exiting is gone.
+    Gone(Key),
+    /// Facts could not be read or were: the request is done with.
+    Read(Key),
+    Stop,
+}
+
+/// How the thread begins.
+#[derive(Debug)]
+pub struct Begin {
+    pub backend: Backend,
+    pub adopted: bool,
+    pub devices: Devices,
+    /// What an earlier daemon of this boot left open.
+    pub processes: Vec<ProcessRow>,
+    pub holds: Vec<HoldRow>,
+    /// What is wrong with the journal, to be recorded.
+    pub notes: Vec<String>,
+}
+
+/// The daemon's end of it.
+#[derive(Debug)]
+pub struct Recorder {
+    inputs: mpsc::Sender<Input>,
+    told: broadcast::Sender<Arc<Told>>,
+    dropped: Arc<AtomicU64>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Recorder {
+    /// Its thread opens the tracer's pins itself: nothing is shared but what goes through the channel.
+    pub fn start(config: &Config, begin: Begin, keep: Box<dyn Keep>) -> std::io::Result<Self> {
+        let (inputs, receiver) = mpsc::channel(BATCHES);
+        let (told, _) = broadcast::channel(FOLLOWED);
+        let dropped = Arc::new(AtomicU64::new(0));
+        let work = work::Work::new(config.clone(), begin, keep, told.clone(), Arc::clone(&dropped), inputs.downgrade());
+        let thread = std::thread::Builder::new().name("recorder".to_owned()).spawn(move || {
+            if let Err(error) = work.and_then(|work| work.run(receiver)) {
+                tracing::error!("nothing is recorded any more: {error:#}");
+            }
+        })?;
+        Ok(Self { inputs, told, dropped, thread: Some(thread) })
+    }
+
+    /// Passes on what the ring gave.
+    pub fn ring(&self, events: Vec<ring::Event>) {
+        if events.is_empty() {
+            return;
+        }
+        let count = events.len() as u64;
+        if self.inputs.try_send(Input::Ring(events)).is_err() {
+            self.dropped.fetch_add(count, Ordering::Relaxed);
+        }
+    }
+
+    pub fn look(&self) {
+        self.pass(Input::Look);
+    }
+
+    pub fn devices(&self, devices: Devices) {
+        self.pass(Input::Devices(Box::new(devices)));
+    }
+
+    pub fn what(&self, what: What) {
+        self.pass(Input::What(None, Box::new(what)));
+    }
+
+    fn pass(&self, input: Input) {
+        if self.inputs.try_send(input).is_err() {
+            self.dropped.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Events from now on.
+    pub fn follow(&self) -> broadcast::Sender<Arc<Told>> {
+        self.told.clone()
+    }
+
+    /// Records that found no room.
+    pub fn dropped(&self) -> u64 {
+        self.dropped.load(Ordering::Relaxed)
+    }
+
+    /// Lets it finish what it has been given, for so long.
+    pub fn stop(mut self, patience: Duration) {
+        let begin = Instant::now();
+        let mut stop = Some(Input::Stop);
+        while let Some(input) = stop.take() {
+            match self.inputs.try_send(input) {
+                Err(mpsc::error::TrySendError::Full(input)) if begin.elapsed() < patience => {
+                    stop = Some(input);
+                    std::thread::sleep(Duration::from_millis(5));
+                }
+                _ => {}
+            }
+        }
+        let Some(thread) = self.thread.take() else { return };
+        while !thread.is_finished() && begin.elapsed() < patience {
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        // One that hangs in the kernel is left alone: the process ends, and it with it.
+        if thread.is_finished() {
+            drop(thread.join());
+        }
+    }
+}

@@ -1,0 +1,189 @@
+//! What comes from files: the kernel's log, and the record of reaps.
+
+use std::{
+    fs::{File, OpenOptions},
+    io::{self, BufRead as _, BufReader, Read as _, Seek as _, SeekFrom},
+    os::unix::fs::MetadataExt as _,
+    path::{Path, PathBuf},
+};
+
+use serde::Deserialize;
+use tokio::sync::mpsc;
+
+use super::Input;
+use crate::{
+    history::{
+        event::{Lost, Reap, What},
+        kmsg,
+        rows::Key,
+    },
+    holders::report::rfc3339,
+    reap::record,
+};
+
+/// Longest record of the kernel's log (`CONSOLE_EXT_LOG_MAX`, include/linux/printk.h).
+const LONGEST: usize = 8192;
+
+/// Reads the kernel's log in a thread of its own, from its beginning: what the driver said before the daemon came counts
+/// too. `after`: what was read by an earlier daemon.
+pub(super) fn follow_log(path: &Path, after: Option<u64>, out: mpsc::WeakSender<Input>) -> io::Result<()> {
+    let mut file = File::open(path)?;
+    let offset = monotonic_offset();
+    std::thread::Builder::new().name("kernel-log".to_owned()).spawn(move || {
+        let mut buffer = vec![0; LONGEST];
+        loop {
+            let record = match file.read(&mut buffer) {
+                Ok(0) => return,
+                Ok(length) => String::from_utf8_lossy(&buffer[..length]).into_owned(),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                // The oldest records went before they were read; the next read goes on behind them.
+                Err(error) if error.raw_os_error() == Some(libc::EPIPE) => {
+                    let note = "the kernel's log ran over: an Xid or an out-of-memory kill may be missing".to_owned();
+                    let lost = What::Lost(Lost { events: 1, at: "kmsg".to_owned(), note });
+                    let Some(out) = out.upgrade() else { return };
+                    if out.blocking_send(Input::What(None, Box::new(lost))).is_err() {
+                        return;
+                    }
+                    continue;
+                }
+                Err(error) => {
+                    tracing::warn!("the kernel's log cannot be read any more: {error}");
+                    return;
+                }
+            };
+            let Some((sequence, line)) = kmsg::text(&record) else { continue };
+            if after.is_some_and(|after| sequence <= after) {
+                continue;
+            }
+            let Some(what) = kmsg::parse(line) else { continue };
+            let at = time(&record).map(|microseconds| (microseconds * 1_000).saturating_add_signed(offset));
+            let Some(out) = out.upgrade() else { return };
+            if out.blocking_send(Input::Log(sequence, at, Box::new(what))).is_err() {
+                return;
+            }
+        }
+    })?;
+    Ok(())
+}
+
+/// Microseconds since boot, without the time asleep.
+fn time(record: &str) -> Option<u64> {
+    record.split_once(';')?.0.split(',').nth(2)?.parse().ok()
+}
+
+/// Boottime minus the clock of the kernel's log.
+fn monotonic_offset() -> i64 {
+    use rustix::time::{ClockId, clock_gettime};
+    let ns = |id| {
+        let now = clock_gettime(id);
+        now.tv_sec * 1_000_000_000 + now.tv_nsec
+    };
+    ns(ClockId::Boottime) - ns(ClockId::Monotonic)
+}
+
+/// The record of reaps, which `gpureap reap` writes before it signals.
+#[derive(Debug)]
+pub(super) struct Reaps {
+    path: PathBuf,
+    boot_id: String,
+    read: u64,
+    inode: u64,
+}
+
+/// Of a long record only the end matters: what came before is about processes that are gone.
+const TAIL: u64 = 1 << 20;
+
+#[derive(Deserialize)]
+struct Line {
+    #[serde(deserialize_with = "rfc3339::deserialize")]
+    time: jiff::Timestamp,
+    boot_id: String,
+    #[serde(default)]
+    signal: Option<String>,
+    #[serde(default)]
+    unit: Option<String>,
+    #[serde(default)]
+    cgroup: Option<String>,
+    pid: u32,
+    start_ns: u64,
+    by_pid: u32,
+    by_uid: u32,
+}
+
+impl Reaps {
+    pub(super) fn new(state: &Path, boot_id: &str) -> Self {
+        Self { path: state.join(record::FILE), boot_id: boot_id.to_owned(), read: 0, inode: 0 }
+    }
+
+    /// What is new since the last time, with its wall-clock time. Whole lines only.
+    pub(super) fn take(&mut self) -> Vec<(jiff::Timestamp, Reap)> {
+        let Ok(metadata) = std::fs::metadata(&self.path) else { return Vec::new() };
+        if metadata.ino() != self.inode || metadata.len() < self.read {
+            self.inode = metadata.ino();
+            self.read = metadata.len().saturating_sub(TAIL);
+        }
+        if metadata.len() == self.read {
+            return Vec::new();
+        }
+        self.lines().unwrap_or_default()
+    }
+
+    fn lines(&mut self) -> io::Result<Vec<(jiff::Timestamp, Reap)>> {
+        let mut file = OpenOptions::new().read(true).open(&self.path)?;
+        file.seek(SeekFrom::Start(self.read))?;
+        let mut reader = BufReader::new(file.take(TAIL * 4));
+        let mut found = Vec::new();
+        let mut line = Vec::new();
+        while reader.read_until(b'\n', &mut line)? > 0 && line.ends_with(b"\n") {
+            self.read += line.len() as u64;
+            if let Ok(Line { time, boot_id, signal, unit, cgroup, pid, start_ns, by_pid, by_uid }) =
+                serde_json::from_slice(&line)
+                && boot_id == self.boot_id
+            {
+                found.push((time, Reap { key: Key { pid, start_ns }, signal, unit, cgroup, by_pid, by_uid }));
+            }
+            line.clear();
+        }
+        Ok(found)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs, io::Write as _};
+
+    use super::*;
+
+    #[test]
+    fn reaps_are_read_once_and_whole() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join(record::FILE);
+        let mut reaps = Reaps::new(dir.path(), "b");
+        assert_eq!(reaps.take(), []);
+        let line = |pid: u32, boot: &str| {
+            format!(
+                "{{\"schema\":\"gpureap.signal/1\",\"time\":\"1970-01-01T00:00:01.5Z\",\"boot_id\":\"{boot}\",\
+                 \"signal\":\"SIGKILL\",\"pid\":{pid},\"start_ns\":70,\"by_pid\":3,\"by_uid\":0}}\n"
+            )
+        };
+        let pids = |found: Vec<(jiff::Timestamp, Reap)>| found.iter().map(|(_, reap)| reap.key.pid).collect::<Vec<_>>();
+        // Half a line waits for its other half; what is of another boot or no record is left out.
+        let (begin, end) = (line(9, "b")[..40].to_owned(), line(9, "b")[40..].to_owned());
+        fs::write(&path, format!("{}{}not json\n{begin}", line(7, "b"), line(8, "a"))).unwrap();
+        assert_eq!(pids(reaps.take()), [7]);
+        assert_eq!(reaps.take(), []);
+        let mut file = OpenOptions::new().append(true).open(&path).unwrap();
+        file.write_all(end.as_bytes()).unwrap();
+        assert_eq!(pids(reaps.take()), [9]);
+        // A new file under the same name is read from its beginning.
+        fs::remove_file(&path).unwrap();
+        fs::write(&path, line(11, "b")).unwrap();
+        assert_eq!(pids(reaps.take()), [11]);
+    }
+
+    #[test]
+    fn times_of_log_records() {
+        assert_eq!(time("6,339,5140900,-;NVRM: x"), Some(5_140_900));
+        assert_eq!(time("6,339"), None);
+    }
+}

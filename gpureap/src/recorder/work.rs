@@ -1,0 +1,585 @@
+//! The recorder's thread.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    os::fd::OwnedFd,
+    path::Path,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use anyhow::Context as _;
+use jiff::Timestamp;
+use tokio::{
+    io::{Interest, unix::AsyncFd},
+    sync::{broadcast, mpsc},
+    time::{Instant, sleep_until},
+};
+
+use super::{Begin, Input, Keep, Told, facts::Reader, sources, translate};
+use crate::{
+    bpf::{eyes, eyes::KernelEyes, handles::State as Word, ring},
+    clock::{NANOS, boottime_ns, wall_offset_ns},
+    config::Config,
+    gpu::devices::Devices,
+    history::{
+        event::{Device, Event, Held, Lost, Peer, Process, Relative, Sender, Signal, Start, Subject, What},
+        rows::{Change, Key, Place, ProcessRow},
+        state::State,
+    },
+    host::Host,
+    model::{Backend, Eyes as _, Holder, ProcKey},
+    process::{facts, pidfd, stat},
+};
+
+/// A process that opened something is looked at after these times: its opens come in a burst, CUDA maps within a second
+/// or a few, and no hook of any set tells what is mapped in the end.
+const LOOKS: [Duration; 4] =
+    [Duration::from_millis(20), Duration::from_millis(500), Duration::from_secs(3), Duration::from_secs(15)];
+/// Looks in one turn: between two the channel is emptied.
+const LOOKS_A_TURN: usize = 32;
+/// With the gate no event tells of a close.
+const GATE_PERIOD: Duration = Duration::from_secs(5);
+/// Time between two checks of files and of facts that do not come.
+const TICK: Duration = Duration::from_secs(1);
+/// Processes of a job that are looked at when one of them is about to die.
+const PEERS: usize = 128;
+/// Of a sender.
+const ANCESTORS: usize = 16;
+
+pub(super) struct Work {
+    config: Config,
+    eyes: KernelEyes,
+    devices: Devices,
+    backend: Backend,
+    host: Host,
+    state: State,
+    keep: Box<dyn Keep>,
+    told: broadcast::Sender<Arc<Told>>,
+    dropped: Arc<AtomicU64>,
+    /// Drops that were told already.
+    dropped_told: u64,
+    inputs: mpsc::WeakSender<Input>,
+    facts: Reader,
+    reaps: sources::Reaps,
+    /// Processes that will be looked at: when, and which of [`LOOKS`] it is.
+    looks: BTreeMap<u32, (Instant, usize)>,
+    /// Exits whose files are being closed.
+    closing: BTreeSet<Key>,
+    /// Peers were looked at for this death.
+    peers_of: BTreeMap<Key, u64>,
+    begun: Begun,
+}
+
+/// What the start event says.
+struct Begun {
+    adopted: bool,
+    notes: Vec<String>,
+}
+
+impl Work {
+    pub(super) fn new(
+        config: Config,
+        begin: Begin,
+        keep: Box<dyn Keep>,
+        told: broadcast::Sender<Arc<Told>>,
+        dropped: Arc<AtomicU64>,
+        inputs: mpsc::WeakSender<Input>,
+    ) -> anyhow::Result<Self> {
+        let Begin { backend, adopted, devices, processes, holds, notes } = begin;
+        let eyes = eyes::from_pins(&config, &devices)?
+            .map_err(|notes| anyhow::anyhow!("no pins to read: {}", notes.join("; ")))?;
+        let host = Host::read(&config.paths.proc);
+        let facts = Reader::start(&config, eyes.devices(), inputs.clone()).context("start the reader of facts")?;
+        let reaps = sources::Reaps::new(&config.paths.state, &host.boot_id);
+        Ok(Self {
+            devices: eyes.devices().clone(),
+            eyes,
+            backend,
+            host,
+            state: State::resume(processes, holds),
+            keep,
+            told,
+            dropped,
+            dropped_told: 0,
+            inputs,
+            facts,
+            reaps,
+            looks: BTreeMap::new(),
+            closing: BTreeSet::new(),
+            peers_of: BTreeMap::new(),
+            begun: Begun { adopted, notes },
+            config,
+        })
+    }
+
+    pub(super) fn run(mut self, mut inputs: mpsc::Receiver<Input>) -> anyhow::Result<()> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        runtime.block_on(async move {
+            self.begin();
+            let mut tick = tokio::time::interval(TICK);
+            tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+            let period = if self.backend == Backend::Gate { GATE_PERIOD } else { self.config.daemon.sweep_period };
+            let mut all = tokio::time::interval_at(Instant::now() + period, period);
+            all.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+            let mut heartbeat = tokio::time::interval(self.config.journal.heartbeat);
+            heartbeat.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+            loop {
+                let next = self.looks.values().map(|(at, _)| *at).min();
+                tokio::select! {
+                    biased;
+                    input = inputs.recv() => match input {
+                        None | Some(Input::Stop) => break,
+                        Some(input) => self.take(input),
+                    },
+                    () = sleep_until(next.unwrap_or_else(Instant::now)), if next.is_some() => self.look_at_some(),
+                    _ = heartbeat.tick() => self.heartbeat(),
+                    _ = all.tick(), if self.state.holders().next().is_some() => self.look_at_holders(),
+                    // Nothing happens on a host where nothing is held.
+                    _ = tick.tick(), if self.is_busy() => self.tick(),
+                }
+            }
+            self.tell(What::Stop);
+        });
+        Ok(())
+    }
+
+    fn is_busy(&self) -> bool {
+        self.state.keys().next().is_some()
+            || !self.closing.is_empty()
+            || self.dropped.load(Ordering::Relaxed) != self.dropped_told
+    }
+
+    fn begin(&mut self) {
+        let Begun { adopted, ref mut notes } = self.begun;
+        let notes = std::mem::take(notes);
+        let start = Start {
+            boot_id: self.host.boot_id.clone(),
+            host: self.host.name.clone(),
+            kernel: rustix::system::uname().release().to_string_lossy().into_owned(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            backend: self.backend,
+            adopted,
+            daemon_pid: std::process::id(),
+            wall_offset_ns: wall_offset_ns(),
+            devices: self.device_list(),
+        };
+        self.tell(What::Start(start));
+        for note in notes {
+            self.tell(What::Lost(Lost { events: 0, at: "journal".to_owned(), note }));
+        }
+        self.take_reaps();
+        // A stand-in may be the log itself, and then reading it would be holding it.
+        let log = self.config.paths.dev.join("kmsg");
+        let is_device = std::fs::metadata(&log).is_ok_and(|metadata| {
+            use std::os::unix::fs::MetadataExt as _;
+            self.devices.by_rdev(metadata.rdev()).is_some()
+        });
+        if !is_device {
+            let after = self.eyes.handles().maps.state(Word::LogRead).ok().filter(|sequence| *sequence > 0);
+            if let Err(error) = sources::follow_log(&log, after, self.inputs.clone()) {
+                tracing::info!("Xids and out-of-memory kills are not read from {}: {error}", log.display());
+            }
+        }
+    }
+
+    fn device_list(&self) -> Vec<Device> {
+        self.devices.list().iter().filter(|device| device.minor.is_some()).map(translate::device).collect()
+    }
+
+    fn take(&mut self, input: Input) {
+        match input {
+            Input::Ring(events) => self.ring(events),
+            Input::What(at, what) => self.other(at, *what),
+            Input::Log(sequence, at, what) => {
+                self.other(at, *what);
+                if let Err(error) = self.eyes.handles().maps.set_state(Word::LogRead, sequence) {
+                    tracing::debug!("remember what was read of the kernel's log: {error}");
+                }
+            }
+            Input::Look => self.look_at_all(),
+            Input::Devices(devices) => self.set_devices(&devices),
+            Input::Gone(key) => {
+                self.closing.remove(&key);
+                self.tell(What::Closed(Subject { key }));
+            }
+            Input::Read(key) => self.facts.answered(key),
+            Input::Stop => {}
+        }
+    }
+
+    fn ring(&mut self, events: Vec<ring::Event>) {
+        for event in events {
+            if let Some(key) = reason_to_look(&event) {
+                self.look_soon(key.pid);
+            }
+            let (at, what) = translate::translate(event, &self.devices);
+            let Some(what) = what else { continue };
+            let what = match what {
+                What::Signal(signal) => self.with_sender(signal),
+                other => other,
+            };
+            let known = |state: &State, key: Key| state.is_known(key) || state.has_exited(key);
+            let ask = match &what {
+                What::Open(file) => file.key,
+                What::Exec(named) => Some(named.key),
+                _ => None,
+            };
+            let dying = match &what {
+                What::Signal(signal) => Some(signal.key),
+                _ => None,
+            };
+            let exited = match &what {
+                What::Exit(exit) => Some(exit.key),
+                _ => None,
+            };
+            self.tell_at(at, what);
+            if let Some(key) = ask.filter(|key| self.state.process(*key).is_some() && !known(&self.state, *key)) {
+                self.facts.ask(key);
+            }
+            if let Some(key) = dying {
+                self.take_reaps();
+                self.look_at_peers(key);
+            }
+            if let Some(key) = exited {
+                self.looks.remove(&key.pid);
+                self.peers_of.remove(&key);
+                if self.state.process(key).is_some() {
+                    self.wait_for_end(key);
+                }
+            }
+        }
+    }
+
+    fn other(&mut self, at: Option<u64>, what: What) {
+        match what {
+            // A holder that is an ancestor of another has told of itself.
+            What::Process(process) if process.ancestor && self.state.process(process.key).is_some() => {}
+            What::Xid(mut xid) => {
+                let device = self.devices.gpus().find(|device| device.bdf.as_deref() == Some(xid.bdf.as_str()));
+                xid.node = device.map(|device| device.node.display().to_string());
+                self.tell_at(at.unwrap_or_else(boottime_ns), What::Xid(xid));
+            }
+            other => self.tell_at(at.unwrap_or_else(boottime_ns), other),
+        }
+    }
+
+    fn tick(&mut self) {
+        self.facts.check();
+        self.take_reaps();
+        let dropped = self.dropped.load(Ordering::Relaxed);
+        if dropped > self.dropped_told {
+            let events = dropped - self.dropped_told;
+            self.dropped_told = dropped;
+            let note = format!("{events} records came faster than they could be recorded");
+            self.tell(What::Lost(Lost { events, at: "recorder".to_owned(), note }));
+            self.look_at_all();
+        }
+    }
+
+    fn heartbeat(&mut self) {
+        if self.state.holders().next().is_some() {
+            self.keep.keep(Change::Heartbeat { boot_ns: boottime_ns() });
+        }
+    }
+
+    fn tell(&mut self, what: What) {
+        self.tell_at(boottime_ns(), what);
+    }
+
+    fn tell_at(&mut self, boot_ns: u64, what: What) {
+        let event = Event { time: wall(boot_ns), boot_ns, what };
+        let changes = self.state.apply(&event);
+        // A look that found what the last one had found is no news.
+        let is_news = !matches!(event.what, What::Held(_)) || !changes.is_empty();
+        for change in changes {
+            self.keep.keep(change);
+        }
+        if is_news
+            && self.told.receiver_count() > 0
+            && let Some(told) = self.render(&event)
+        {
+            drop(self.told.send(Arc::new(told)));
+        }
+    }
+
+    fn render(&self, event: &Event) -> Option<Told> {
+        let line = serde_json::to_string(event).ok()?;
+        let key = subject(&event.what);
+        let uid = match &event.what {
+            What::Process(process) => process.uid,
+            _ => key.and_then(|key| self.state.process(key)).and_then(|row| row.uid),
+        };
+        let public = match &event.what {
+            What::Process(process) => {
+                let hidden = Process { env: BTreeMap::new(), ..Process::clone(process) };
+                serde_json::to_string(&Event { what: What::Process(Box::new(hidden)), ..event.clone() }).ok()?
+            }
+            _ => line.clone(),
+        };
+        Some(Told { line, public, uid, personal: key.is_some() })
+    }
+
+    fn look_soon(&mut self, tgid: u32) {
+        let at = Instant::now() + LOOKS[0];
+        let entry = self.looks.entry(tgid).or_insert((at, 0));
+        // A new reason begins anew, and does not put off what was to come.
+        *entry = (entry.0.min(at), 0);
+    }
+
+    fn look_at_some(&mut self) {
+        let now = Instant::now();
+        let due: Vec<(u32, usize)> = self
+            .looks
+            .iter()
+            .filter(|(_, (at, _))| *at <= now)
+            .map(|(tgid, (_, round))| (*tgid, *round))
+            .take(LOOKS_A_TURN)
+            .collect();
+        for (tgid, round) in due {
+            self.looks.remove(&tgid);
+            match self.eyes.holder(tgid) {
+                Ok(Some(holder)) => {
+                    self.found(&holder);
+                    if round + 1 < LOOKS.len() {
+                        self.looks.insert(tgid, (Instant::now() + LOOKS[round + 1], round + 1));
+                    }
+                }
+                Ok(None) => self.found_nothing(tgid),
+                Err(error) => tracing::debug!("look at {tgid}: {error:#}"),
+            }
+        }
+    }
+
+    fn found(&mut self, holder: &Holder) {
+        let held = translate::held(holder, &self.devices);
+        let key = held.key;
+        self.tell(What::Held(held));
+        if self.state.process(key).is_some() && !self.state.is_known(key) && !self.state.has_exited(key) {
+            self.facts.ask(key);
+        }
+    }
+
+    fn found_nothing(&mut self, tgid: u32) {
+        let keys: Vec<Key> = self.state.keys().filter(|key| key.pid == tgid).collect();
+        for key in keys {
+            self.is_without(key);
+        }
+    }
+
+    /// A process that may hold and of which a look found nothing.
+    fn is_without(&mut self, key: Key) {
+        if self.state.has_exited(key) {
+            self.wait_for_end(key);
+            return;
+        }
+        if lives(&self.config.paths.proc, key) {
+            self.tell(What::Held(Held { key, inherited_from: None, from_snapshot: false, devices: Vec::new() }));
+            return;
+        }
+        // Its exit is on its way through the ring, or was lost: the kernel's memory of it has the same.
+        if let Some(ancestor) = self.eyes.lineage().lookup(key.into())
+            && let Some((at, status)) = ancestor.exit
+        {
+            let exit = crate::history::event::Exit { key, tid: key.pid, comm: ancestor.comm, status };
+            self.tell_at(at, What::Exit(exit));
+        }
+        self.tell(What::Closed(Subject { key }));
+    }
+
+    /// Everyone who is known to hold, one by one.
+    fn look_at_holders(&mut self) {
+        let keys: Vec<Key> = self.state.holders().collect();
+        for key in keys {
+            let due = Instant::now();
+            self.looks.entry(key.pid).or_insert((due, LOOKS.len() - 1));
+        }
+    }
+
+    /// A whole view, against what is believed.
+    fn look_at_all(&mut self) {
+        let view = match self.eyes.view() {
+            Ok(view) => view,
+            Err(error) => {
+                tracing::warn!("the recorder cannot look: {error:#}");
+                return;
+            }
+        };
+        for holder in &view.holders {
+            self.found(holder);
+        }
+        let found: BTreeSet<ProcKey> = view.holders.iter().map(|holder| holder.key).collect();
+        let keys: Vec<Key> = self.state.keys().filter(|key| !found.contains(&ProcKey::from(*key))).collect();
+        for key in keys {
+            self.is_without(key);
+        }
+    }
+
+    fn set_devices(&mut self, devices: &Devices) {
+        match eyes::from_pins(&self.config, devices) {
+            Ok(Ok(eyes)) => {
+                self.devices = eyes.devices().clone();
+                self.eyes = eyes;
+            }
+            Ok(Err(notes)) => tracing::warn!("the recorder has lost the pins: {}", notes.join("; ")),
+            Err(error) => tracing::warn!("the recorder has lost the pins: {error:#}"),
+        }
+    }
+
+    /// The driver lets go while the process exits; its pidfd says when that is done.
+    fn wait_for_end(&mut self, key: Key) {
+        if !self.closing.insert(key) {
+            return;
+        }
+        let gone = |work: &mut Self| {
+            work.closing.remove(&key);
+            work.tell(What::Closed(Subject { key }));
+        };
+        let pidfd = match pidfd::open(key.pid) {
+            Ok(Some(pidfd)) if lives(&self.config.paths.proc, key) => pidfd,
+            _ => return gone(self),
+        };
+        let Some(out) = self.inputs.upgrade() else { return };
+        // SAFETY: the pidfd is owned and stays open until it is dropped, after its registration.
+        match unsafe { AsyncFd::register_with_interest(pidfd, Interest::READABLE) } {
+            Ok(pidfd) => drop(tokio::spawn(ended(pidfd, key, out.downgrade()))),
+            Err(_error) => {
+                tracing::debug!("the end of {} cannot be watched", key.pid);
+                gone(self);
+            }
+        }
+    }
+
+    /// Who sent it: gone in a moment, so it is asked at once, and from the kernel's memory.
+    fn with_sender(&self, mut signal: Signal) -> What {
+        let target = signal.key;
+        for sender in [&mut signal.sender, &mut signal.running].into_iter().flatten() {
+            if sender.key != target {
+                self.describe(sender);
+            }
+        }
+        What::Signal(signal)
+    }
+
+    fn describe(&self, sender: &mut Sender) {
+        let known = self.eyes.lineage().lookup(sender.key.into());
+        let mut next = known.as_ref().and_then(|known| known.parent);
+        sender.argv = known.map(|known| known.argv).unwrap_or_default();
+        while let Some(key) = next.filter(|key| key.tgid > 1 && sender.lineage.len() < ANCESTORS) {
+            let Some(known) = self.eyes.lineage().lookup(key) else { break };
+            next = known.parent;
+            sender.lineage.push(Relative { key: key.into(), comm: known.comm, argv: known.argv });
+        }
+        // A name is anybody's; the program is looked at.
+        if sender.comm.starts_with("gpureap") {
+            let exe = |pid: &str| std::fs::metadata(self.config.paths.proc.join(pid).join("exe")).ok();
+            sender.gpureap = match (exe("self"), exe(&sender.key.pid.to_string())) {
+                (Some(own), Some(other)) => {
+                    use std::os::unix::fs::MetadataExt as _;
+                    (own.dev(), own.ino()) == (other.dev(), other.ino())
+                }
+                _ => false,
+            };
+        }
+    }
+
+    fn take_reaps(&mut self) {
+        let offset = wall_offset_ns();
+        for (time, reap) in self.reaps.take() {
+            let at = i64::try_from(time.as_nanosecond()).unwrap_or(i64::MAX).saturating_sub(offset).max(0) as u64;
+            if self.state.process(reap.key).is_some() {
+                self.tell_at(at, What::Reap(reap));
+            }
+        }
+    }
+
+    /// What the others of its job do at this moment: who is stalled shows now or never.
+    fn look_at_peers(&mut self, key: Key) {
+        let now = boottime_ns();
+        let Some(row) = self.state.process(key).cloned() else { return };
+        if self.peers_of.insert(key, now).is_some_and(|before| now.saturating_sub(before) < 10 * NANOS) {
+            return;
+        }
+        let peers: Vec<Key> = self
+            .state
+            .holders()
+            .filter(|other| *other != key)
+            .filter(|other| self.state.process(*other).is_some_and(|other| is_peer(&row, other)))
+            .take(PEERS)
+            .collect();
+        for peer in peers {
+            let dir = self.config.paths.proc.join(peer.pid.to_string());
+            let Some(state) = stat::Stat::read(&dir).filter(|stat| stat.started_at(peer.start_ns)) else { continue };
+            let wchan = facts::wchan(&self.config.paths.proc, peer.pid, peer.pid);
+            self.tell(What::Peer(Peer { key: peer, of: key, state: state.state, wchan }));
+        }
+    }
+}
+
+async fn ended(pidfd: AsyncFd<OwnedFd>, key: Key, out: mpsc::WeakSender<Input>) {
+    let ready = pidfd.readable().await.is_ok();
+    let out = out.upgrade().filter(|_| ready);
+    if let Some(out) = out {
+        out.send(Input::Gone(key)).await.ok();
+    }
+}
+
+/// Wall-clock time of a boottime, by the clock as it is set now.
+fn wall(boot_ns: u64) -> Timestamp {
+    let now = i128::from(boot_ns) + i128::from(wall_offset_ns());
+    let time = Timestamp::from_nanosecond(now).unwrap_or_else(|_| Timestamp::now());
+    time.round(jiff::Unit::Microsecond).unwrap_or(time)
+}
+
+/// Whether it is there, be it as a zombie.
+fn lives(proc: &Path, key: Key) -> bool {
+    stat::Stat::read(&proc.join(key.pid.to_string())).is_some_and(|stat| stat.started_at(key.start_ns))
+}
+
+/// Whose holdings a record may have changed.
+fn reason_to_look(event: &ring::Event) -> Option<Key> {
+    let header = match event {
+        ring::Event::Open(file) | ring::Event::Gate(file) | ring::Event::First(file) | ring::Event::Last(file) => {
+            &file.header
+        }
+        ring::Event::Fork(process) | ring::Event::Exec(process) => &process.header,
+        _ => return None,
+    };
+    Some(Key { pid: header.tgid, start_ns: header.start_ns })
+}
+
+/// The process that an event is about.
+fn subject(what: &What) -> Option<Key> {
+    match what {
+        What::Open(file) | What::Close(file) | What::Free(file) => file.key,
+        What::Held(held) => Some(held.key),
+        What::Fork(fork) => Some(fork.key),
+        What::Exec(named) => Some(named.key),
+        What::Thread(thread) => Some(thread.key),
+        What::Process(process) => Some(process.key),
+        What::Signal(signal) => Some(signal.key),
+        What::Oom(oom) => oom.key,
+        What::Reap(reap) => Some(reap.key),
+        What::Exit(exit) => Some(exit.key),
+        What::Closed(subject) => Some(subject.key),
+        What::Peer(peer) => Some(peer.key),
+        What::Start(_) | What::Stop | What::Xid(_) | What::Memory(_) | What::Lost(_) => None,
+    }
+}
+
+/// Whether two processes are of one job, as far as their names tell; siblings are.
+fn is_peer(one: &ProcessRow, other: &ProcessRow) -> bool {
+    let same = |a: &Option<String>, b: &Option<String>| a.is_some() && a == b;
+    let Place { container, slurm_job, pod, .. } = &one.place;
+    let set = |row: &ProcessRow| {
+        row.env.get("MASTER_ADDR").map(|address| (address.clone(), row.env.get("MASTER_PORT").cloned()))
+    };
+    same(slurm_job, &other.place.slurm_job)
+        || same(pod, &other.place.pod)
+        || same(container, &other.place.container)
+        || set(one).is_some() && set(one) == set(other)
+        || one.parent.is_some() && one.parent == other.parent
+}
