@@ -230,7 +230,7 @@ impl Daemon<'_> {
         if !self.config.daemon.socket {
             return None;
         }
-        Server::start(&self.config.paths.run, &self.config.paths.proc, self.recorder.follow())
+        Server::start(&self.config.paths.run, &self.config.paths.proc, self.recorder.feed())
             .inspect_err(|error| tracing::warn!("no socket for users who are not root: {error}"))
             .ok()
     }

@@ -29,7 +29,7 @@ use super::{
 };
 use crate::{
     model::{Ancestor, Eyes, ProcKey, View},
-    recorder::Told,
+    recorder::{Feed, Told},
 };
 
 const MAX_CLIENTS: usize = 256;
@@ -140,8 +140,8 @@ pub struct Server {
 }
 
 impl Server {
-    /// Inside a runtime. `told`: where events come from; `proc`: what says who may see whom.
-    pub fn start(run: &Path, proc: &Path, told: broadcast::Sender<Arc<Told>>) -> Result<Self, Refused> {
+    /// Inside a runtime. `feed`: where events come from; `proc`: what says who may see whom.
+    pub fn start(run: &Path, proc: &Path, feed: Feed) -> Result<Self, Refused> {
         let path = super::path(run);
         let (listener, file) = socket::listen(&path)?;
         let listener = UnixListener::from_std(listener)
@@ -150,7 +150,7 @@ impl Server {
         let (sender, asks) = mpsc::channel(MAX_CLIENTS);
         let (bursts, burst) = watch::channel(0);
         let room = Arc::new(Room::default());
-        let hall = Hall { asks: sender, bursts: burst, told, proc: proc.to_owned(), room: Arc::clone(&room) };
+        let hall = Hall { asks: sender, bursts: burst, feed, proc: proc.to_owned(), room: Arc::clone(&room) };
         tokio::spawn(accept(listener, hall));
         Ok(Self {
             asks,
@@ -318,7 +318,7 @@ fn lineage(eyes: &dyn Eyes, of: &[wire::Key]) -> Vec<Ancestor> {
 struct Hall {
     asks: mpsc::Sender<Ask>,
     bursts: watch::Receiver<u64>,
-    told: broadcast::Sender<Arc<Told>>,
+    feed: Feed,
     proc: PathBuf,
     room: Arc<Room>,
 }
@@ -365,7 +365,7 @@ async fn serve(stream: UnixStream, peer: Peer, seat: Seat, hall: Hall) {
                     return events(read, write, (seat, place), hall.bursts).await;
                 }
                 let hides = Hiding::here(&hall.proc).hides_from(peer);
-                return follow(read, write, (seat, place), hall.told.subscribe(), peer, hides).await;
+                return follow(read, write, (seat, place), &hall.feed, peer, hides).await;
             }
             Ok(request) => request,
             Err(refusal) => {
@@ -425,12 +425,17 @@ async fn follow(
     mut read: BufReader<OwnedReadHalf>,
     mut write: OwnedWriteHalf,
     _seats: (Seat, Seat),
-    mut told: broadcast::Receiver<Arc<Told>>,
+    feed: &Feed,
     peer: Peer,
     hides: bool,
 ) {
+    let (held, mut told) = feed.follow().await;
     // From now on nothing is missed: the client may begin to cause what it wants to see.
-    if send(&mut write, b"{\"v\":1}\n").await.is_err() {
+    let mut begin = b"{\"v\":1}\n".to_vec();
+    for line in held.iter().filter_map(|told| told.for_peer(peer.uid, hides)) {
+        begin.extend_from_slice(format!("{{\"v\":{},\"answer\":{line}}}\n", wire::VERSION).as_bytes());
+    }
+    if send(&mut write, &begin).await.is_err() {
         return;
     }
     loop {

@@ -22,7 +22,7 @@ use super::{
 };
 use crate::{
     model::{Ancestor, Backend, DeviceKind, Eyes, Holder, How, LineageSource, ProcKey, Source, Usage, View},
-    recorder::Told,
+    recorder::{Feed, Told},
     watch::Watch,
 };
 
@@ -113,7 +113,7 @@ impl Hall {
         let thread = thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
             runtime.block_on(async {
-                let mut server = Server::start(&run, Path::new("/proc"), telling).unwrap();
+                let mut server = Server::start(&run, Path::new("/proc"), Feed::of(telling)).unwrap();
                 ready.send(()).unwrap();
                 let eyes = Crowd::default();
                 let devices = || {
@@ -274,7 +274,7 @@ fn a_daemon_that_comes_back_is_met_again() {
         thread::sleep(Duration::from_millis(200));
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
-            let mut server = Server::start(&run, Path::new("/proc"), broadcast::channel(1).0).unwrap();
+            let mut server = Server::start(&run, Path::new("/proc"), Feed::of(broadcast::channel(1).0)).unwrap();
             let eyes = Crowd::default();
             let (devices, status, hiding) = (|| anyhow::bail!("none"), || anyhow::bail!("none"), || Hiding::Nobody);
             let asks = server.next().await;

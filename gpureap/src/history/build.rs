@@ -462,3 +462,6 @@ pub(super) fn peers<'a>(book: &Book<'a>, of: Key) -> BTreeMap<Key, &'a super::ev
     });
     peers.collect()
 }
+
+#[cfg(test)]
+mod tests;

@@ -162,16 +162,16 @@ mod tests {
         for (what, expected) in [
             (
                 What::Exit(Exit { key, tid: 976, comm: evil.clone(), status: 9 }),
-                "exit    976 py\\u{1b}[31m\\n: killed by SIGKILL",
+                "exit    976 py\\x1b[31m\\n: killed by SIGKILL",
             ),
             (
                 What::Exit(Exit { key, tid: 976, comm: "x".into(), status: 0x8b }),
                 "exit    976 x: killed by SIGSEGV, core dumped",
             ),
-            (What::Signal(signal), "signal  SIGKILL to 976 (thread 976 py\\u{1b}[31m\\n) from 812 py\\u{1b}[31m\\n"),
+            (What::Signal(signal), "signal  SIGKILL to 976 (thread 976 py\\x1b[31m\\n) from 812 py\\x1b[31m\\n"),
             (
                 What::Thread(super::super::event::ThreadEvent { key, thread: Thread { tid: 980, name: evil } }),
-                "thread  976 has thread 980 py\\u{1b}[31m\\n",
+                "thread  976 has thread 980 py\\x1b[31m\\n",
             ),
         ] {
             let event = Event { time: jiff::Timestamp::UNIX_EPOCH, boot_ns: 0, what };

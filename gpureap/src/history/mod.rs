@@ -7,6 +7,7 @@ pub mod event;
 mod incident;
 pub mod kmsg;
 pub mod line;
+pub mod replay;
 pub mod report;
 pub mod rows;
 pub mod state;

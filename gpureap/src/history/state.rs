@@ -74,6 +74,46 @@ impl State {
         self.live.iter().filter(|(_, life)| !life.holds.is_empty() && !life.closed).map(|(key, _)| *key)
     }
 
+    /// What a reader who comes now has to know: who holds what at this moment.
+    pub fn preamble(&self) -> Vec<What> {
+        let mut list = Vec::new();
+        for life in self.live.values().filter(|life| !life.closed && !life.holds.is_empty()) {
+            let row = life.row.clone();
+            let devices = life.holds.values().map(|hold| HeldDevice {
+                node: hold.node.clone(),
+                fds: hold.fds,
+                maps: hold.maps,
+                role: hold.role,
+                first_ns: Some(hold.opened_ns),
+            });
+            let held = Held {
+                key: row.key,
+                inherited_from: life.holds.values().find_map(|hold| hold.inherited_from),
+                from_snapshot: life.holds.values().any(|hold| hold.origin == HoldOrigin::Snapshot),
+                devices: devices.collect(),
+            };
+            list.push(What::Held(held));
+            list.push(What::Process(Box::new(Process {
+                key: row.key,
+                comm: row.comm,
+                argv: row.argv,
+                argv_cut: row.argv_cut,
+                exe: row.exe,
+                uid: row.uid,
+                user: row.user,
+                class: row.class,
+                nspids: row.nspids,
+                place: row.place,
+                env: row.env,
+                threads: life.seen.threads.clone(),
+                parent: row.parent,
+                ancestor: false,
+                exit: None,
+            })));
+        }
+        list
+    }
+
     pub fn has_exited(&self, key: Key) -> bool {
         self.live.get(&key).is_none_or(|life| life.row.exit_ns.is_some())
     }

@@ -16,7 +16,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use tokio::sync::{broadcast, mpsc};
+use tokio::sync::{broadcast, mpsc, oneshot};
 
 use crate::{
     bpf::ring,
@@ -94,7 +94,38 @@ enum Input {
     Gone(Key),
     /// Facts could not be read or were: the request is done with.
     Read(Key),
+    /// Somebody follows from now on.
+    Follow(oneshot::Sender<(Vec<Told>, broadcast::Receiver<Arc<Told>>)>),
     Stop,
+}
+
+/// For those who follow.
+#[derive(Clone, Debug)]
+pub struct Feed {
+    inputs: mpsc::WeakSender<Input>,
+    told: broadcast::Sender<Arc<Told>>,
+}
+
+impl Feed {
+    /// Of what is sent there, and no more.
+    pub fn of(told: broadcast::Sender<Arc<Told>>) -> Self {
+        let (inputs, _) = mpsc::channel(1);
+        Self { inputs: inputs.downgrade(), told }
+    }
+
+    /// First what holds at this moment, then what happens.
+    pub async fn follow(&self) -> (Vec<Told>, broadcast::Receiver<Arc<Told>>) {
+        let ask = async {
+            let (reply, answer) = oneshot::channel();
+            self.inputs.upgrade()?.send(Input::Follow(reply)).await.ok()?;
+            answer.await.ok()
+        };
+        match tokio::time::timeout(Duration::from_secs(2), ask).await {
+            Ok(Some(answer)) => answer,
+            // It has much to do: from now on, then.
+            _ => (Vec::new(), self.told.subscribe()),
+        }
+    }
 }
 
 /// How the thread begins.
@@ -163,9 +194,9 @@ impl Recorder {
         }
     }
 
-    /// Events from now on.
-    pub fn follow(&self) -> broadcast::Sender<Arc<Told>> {
-        self.told.clone()
+    /// Where events from now on can be had.
+    pub fn feed(&self) -> Feed {
+        Feed { inputs: self.inputs.downgrade(), told: self.told.clone() }
     }
 
     /// Records that found no room.

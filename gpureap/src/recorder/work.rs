@@ -156,17 +156,7 @@ impl Work {
     fn begin(&mut self) {
         let Begun { adopted, ref mut notes } = self.begun;
         let notes = std::mem::take(notes);
-        let start = Start {
-            boot_id: self.host.boot_id.clone(),
-            host: self.host.name.clone(),
-            kernel: rustix::system::uname().release().to_string_lossy().into_owned(),
-            version: env!("CARGO_PKG_VERSION").to_owned(),
-            backend: self.backend,
-            adopted,
-            daemon_pid: std::process::id(),
-            wall_offset_ns: wall_offset_ns(),
-            devices: self.device_list(),
-        };
+        let start = self.start(adopted);
         self.tell(What::Start(start));
         for note in notes {
             self.tell(What::Lost(Lost { events: 0, at: "journal".to_owned(), note }));
@@ -184,6 +174,28 @@ impl Work {
                 tracing::info!("Xids and out-of-memory kills are not read from {}: {error}", log.display());
             }
         }
+    }
+
+    fn start(&self, adopted: bool) -> Start {
+        Start {
+            boot_id: self.host.boot_id.clone(),
+            host: self.host.name.clone(),
+            kernel: rustix::system::uname().release().to_string_lossy().into_owned(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            backend: self.backend,
+            adopted,
+            daemon_pid: std::process::id(),
+            wall_offset_ns: wall_offset_ns(),
+            devices: self.device_list(),
+        }
+    }
+
+    /// So that a recording that begins now can be replayed.
+    fn preamble(&self) -> Vec<Told> {
+        let boot_ns = boottime_ns();
+        let start = std::iter::once(What::Start(self.start(self.begun.adopted)));
+        let events = start.chain(self.state.preamble()).map(|what| Event { time: wall(boot_ns), boot_ns, what });
+        events.filter_map(|event| self.render(&event)).collect()
     }
 
     fn device_list(&self) -> Vec<Device> {
@@ -207,6 +219,7 @@ impl Work {
                 self.tell(What::Closed(Subject { key }));
             }
             Input::Read(key) => self.facts.answered(key),
+            Input::Follow(reply) => drop(reply.send((self.preamble(), self.told.subscribe()))),
             Input::Stop => {}
         }
     }
