@@ -3,6 +3,7 @@
 //! what finds no room is counted and told.
 
 mod facts;
+mod memory;
 mod sources;
 mod translate;
 mod work;

@@ -19,7 +19,7 @@ use tokio::{
     time::{Instant, sleep_until},
 };
 
-use super::{Begin, Input, Keep, Told, facts::Reader, sources, translate};
+use super::{Begin, Input, Keep, Told, facts::Reader, memory, sources, translate};
 use crate::{
     bpf::{eyes, eyes::KernelEyes, handles::State as Word, ring},
     clock::{NANOS, boottime_ns, wall_offset_ns},
@@ -69,6 +69,9 @@ pub(super) struct Work {
     looks: BTreeMap<u32, (Instant, usize)>,
     /// Exits whose files are being closed.
     closing: BTreeSet<Key>,
+    /// gpureap's own processes that open devices: they ask NVML, and are nobody's job.
+    own: BTreeSet<Key>,
+    memory: memory::Shared,
     /// Peers were looked at for this death.
     peers_of: BTreeMap<Key, u64>,
     begun: Begun,
@@ -110,6 +113,8 @@ impl Work {
             reaps,
             looks: BTreeMap::new(),
             closing: BTreeSet::new(),
+            own: BTreeSet::new(),
+            memory: memory::Shared::default(),
             peers_of: BTreeMap::new(),
             begun: Begun { adopted, notes },
             config,
@@ -162,6 +167,12 @@ impl Work {
             self.tell(What::Lost(Lost { events: 0, at: "journal".to_owned(), note }));
         }
         self.take_reaps();
+        if let Some(period) = self.config.journal.memory_period {
+            let (devices, shared) = (self.devices.clone(), self.memory.clone());
+            if let Err(error) = memory::sample(&self.config, period, devices, shared, self.inputs.clone()) {
+                tracing::warn!("no samples of device memory: {error}");
+            }
+        }
         // A stand-in may be the log itself, and then reading it would be holding it.
         let log = self.config.paths.dev.join("kmsg");
         let is_device = std::fs::metadata(&log).is_ok_and(|metadata| {
@@ -226,6 +237,9 @@ impl Work {
 
     fn ring(&mut self, events: Vec<ring::Event>) {
         for event in events {
+            if self.is_own(&event) {
+                continue;
+            }
             if let Some(key) = reason_to_look(&event) {
                 self.look_soon(key.pid);
             }
@@ -267,6 +281,40 @@ impl Work {
         }
     }
 
+    /// Whether it is about a process of gpureap's that asks NVML.
+    fn is_own(&mut self, event: &ring::Event) -> bool {
+        let (header, comm) = match event {
+            ring::Event::Open(file) | ring::Event::Gate(file) => (&file.header, Some(&file.comm)),
+            ring::Event::First(file) | ring::Event::Last(file) => (&file.header, None),
+            ring::Event::Fork(process) | ring::Event::Exec(process) | ring::Event::Thread(process) => {
+                (&process.header, None)
+            }
+            ring::Event::Exit(process) => {
+                return self.own.remove(&Key { pid: process.header.tgid, start_ns: process.header.start_ns });
+            }
+            ring::Event::Free(_) | ring::Event::Signal(_) | ring::Event::Oom(_) => return false,
+        };
+        let key = Key { pid: header.tgid, start_ns: header.start_ns };
+        if self.own.contains(&key) {
+            return true;
+        }
+        // The child is started as /proc/self/exe, from which it has its name.
+        let may_be = comm.is_some_and(|comm| comm.starts_with(b"exe\0") || comm.starts_with(b"gpureap"));
+        let is = key.pid == self.memory.child.load(Ordering::Relaxed) || may_be && self.is_this_program(key.pid);
+        if is {
+            self.own.insert(key);
+        }
+        is
+    }
+
+    fn is_this_program(&self, pid: u32) -> bool {
+        use std::os::unix::fs::MetadataExt as _;
+        let exe = |pid: &str| std::fs::metadata(self.config.paths.proc.join(pid).join("exe")).ok();
+        exe("self")
+            .zip(exe(&pid.to_string()))
+            .is_some_and(|(own, other)| (own.dev(), own.ino()) == (other.dev(), other.ino()))
+    }
+
     fn other(&mut self, at: Option<u64>, what: What) {
         match what {
             // A holder that is an ancestor of another has told of itself.
@@ -294,7 +342,9 @@ impl Work {
     }
 
     fn heartbeat(&mut self) {
-        if self.state.holders().next().is_some() {
+        let held = self.state.holders().next().is_some();
+        self.memory.held.store(held, Ordering::Relaxed);
+        if held {
             self.keep.keep(Change::Heartbeat { boot_ns: boottime_ns() });
         }
     }
@@ -368,6 +418,9 @@ impl Work {
     }
 
     fn found(&mut self, holder: &Holder) {
+        if self.own.contains(&Key::from(holder.key)) {
+            return;
+        }
         let held = translate::held(holder, &self.devices);
         let key = held.key;
         self.tell(What::Held(held));
@@ -488,14 +541,7 @@ impl Work {
         }
         // A name is anybody's; the program is looked at.
         if sender.comm.starts_with("gpureap") {
-            let exe = |pid: &str| std::fs::metadata(self.config.paths.proc.join(pid).join("exe")).ok();
-            sender.gpureap = match (exe("self"), exe(&sender.key.pid.to_string())) {
-                (Some(own), Some(other)) => {
-                    use std::os::unix::fs::MetadataExt as _;
-                    (own.dev(), own.ino()) == (other.dev(), other.ino())
-                }
-                _ => false,
-            };
+            sender.gpureap = self.is_this_program(sender.key.pid);
         }
     }
 
