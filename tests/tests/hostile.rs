@@ -260,14 +260,12 @@ fn a_map_that_is_too_small_is_told_and_nobody_is_missed() {
     assert!(seen.lost_events > 0);
 }
 
-#[test]
-fn a_pid_namespace_of_its_own() {
-    let bench = bench();
-    let scene = Scene::start("plain", DEV, &[]);
-    let inside = |arguments: &[&str]| {
+/// What gpureap says in namespaces of its own, by the flags of unshare(1); `None` where there are none to be had.
+fn inside<'a>(test: &str, bench: &'a Bench, namespaces: &'a [&'a str]) -> Option<impl Fn(&[&str]) -> Output + use<'a>> {
+    let run = move |arguments: &[&str]| {
         let host = bench.command(arguments);
         let mut command = Command::new("unshare");
-        command.args(["--pid", "--fork", "--mount-proc"]).arg(host.get_program()).args(host.get_args());
+        command.args(namespaces).arg(host.get_program()).args(host.get_args());
         for (name, value) in host.get_envs() {
             if let Some(value) = value {
                 command.env(name, value);
@@ -275,15 +273,47 @@ fn a_pid_namespace_of_its_own() {
         }
         command
     };
-    if inside(&["--version"]).output().is_ok_and(|output| output.status.success()) {
-        refused(finish(inside(&["daemon"])), UNSUPPORTED, "pid namespace");
-        let seen = finish(inside(&["holders", "--json"])).expect_code(0).json();
-        assert_eq!((&seen["source"], &seen["complete"]), (&"proc".into(), &false.into()), "{seen:#}");
-        let report = finish(inside(&["reap", "--yes", "--json"])).json();
-        assert_eq!(report["verified"], false, "{report:#}");
-        assert!(sys::signal(scene.pid(), 0), "it lives");
-    } else {
-        skip("a_pid_namespace_of_its_own", "no unshare(1) here");
+    if run(&["--version"]).output().is_ok_and(|output| output.status.success()) {
+        return Some(move |arguments: &[&str]| finish(run(arguments)));
+    }
+    skip(test, &format!("no unshare(1) here that knows {namespaces:?}"));
+    None
+}
+
+#[test]
+fn a_pid_namespace_of_its_own() {
+    let bench = bench();
+    let scene = Scene::start("plain", DEV, &[]);
+    let Some(inside) = inside("pid namespace", &bench, &["--pid", "--fork", "--mount-proc"]) else { return };
+    refused(inside(&["daemon"]), UNSUPPORTED, "pid namespace");
+    let seen = inside(&["holders", "--json"]).expect_code(0).json();
+    assert_eq!((&seen["source"], &seen["complete"]), (&"proc".into(), &false.into()), "{seen:#}");
+    let report = inside(&["reap", "--yes", "--json"]).json();
+    assert_eq!(report["verified"], false, "{report:#}");
+    assert!(sys::signal(scene.pid(), 0), "it lives");
+}
+
+/// Nobody there could be told from gpureap's own ancestors.
+#[test]
+fn a_proc_of_another_pid_namespace() {
+    let bench = bench();
+    let scene = Scene::start("plain", DEV, &[]);
+    let Some(inside) = inside("another /proc", &bench, &["--pid", "--fork"]) else { return };
+    for dry_run in [false, true] {
+        let arguments: &[&str] = if dry_run { &["reap", "--dry-run"] } else { &["reap", "--yes", "--now"] };
+        refused(inside(arguments), UNSUPPORTED, "mount -t proc");
+    }
+    assert!(sys::signal(scene.pid(), 0), "it lives");
+}
+
+#[test]
+fn root_of_a_user_namespace_is_not_told_that_a_device_is_free() {
+    let bench = bench();
+    let _scene = Scene::start("plain", DEV, &[]);
+    let Some(inside) = inside("user namespace", &bench, &["--user", "--map-root-user"]) else { return };
+    for arguments in [["wait", "--timeout", "0", "--json"].as_slice(), &["reap", "--yes", "--json"]] {
+        let report = inside(arguments).expect_code(NOT_PERMITTED).json();
+        assert_eq!((&report["source"], &report["verified"]), (&"proc".into(), &false.into()), "{report:#}");
     }
 }
 

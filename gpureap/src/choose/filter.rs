@@ -58,6 +58,9 @@ impl Filter {
         for Variable { key, value } in env.iter().cloned() {
             environment.entry(key).or_default().insert(value);
         }
+        for pid in pid {
+            require_process("--pid", *pid, proc)?;
+        }
         let mounts = if cgroup.is_empty() { String::new() } else { read_lossy(&proc.join("self/mountinfo")) };
         Ok(Self {
             pids: pid.iter().copied().collect(),
@@ -206,13 +209,18 @@ fn below_root(path: &str, mountinfo: &str) -> Result<String, Failure> {
     }
 }
 
-fn tree(pid: u32, proc: &Path) -> Result<Tree, Failure> {
-    let dir = proc.join(pid.to_string());
-    let tgid = Status::read(&dir).and_then(|status| status.tgid);
-    if let Some(tgid) = tgid.filter(|tgid| *tgid != pid) {
-        return Err(Failure::usage(format!("--tree-of {pid}: it is a thread of process {tgid}; name the process")));
+/// Refuses the number of a thread: no process is found under it, and nothing would be said of the one that is meant.
+pub fn require_process(flag: &str, pid: u32, proc: &Path) -> Result<(), Failure> {
+    let tgid = Status::read(&proc.join(pid.to_string())).and_then(|status| status.tgid);
+    match tgid.filter(|tgid| *tgid != pid) {
+        Some(tgid) => Err(Failure::usage(format!("{flag} {pid}: it is a thread of process {tgid}; name the process"))),
+        None => Ok(()),
     }
-    Ok(Tree { pid, start_ns: Stat::read(&dir).map(|stat| stat.start_ns()) })
+}
+
+fn tree(pid: u32, proc: &Path) -> Result<Tree, Failure> {
+    require_process("--tree-of", pid, proc)?;
+    Ok(Tree { pid, start_ns: Stat::read(&proc.join(pid.to_string())).map(|stat| stat.start_ns()) })
 }
 
 #[cfg(test)]

@@ -11,7 +11,7 @@ use std::{collections::BTreeSet, path::PathBuf};
 
 pub use candidate::Candidate;
 use candidate::Gatherer;
-pub use filter::{Filter, Tree};
+pub use filter::{Filter, Tree, require_process};
 
 use crate::{
     cli::Choosing,

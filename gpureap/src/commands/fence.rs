@@ -10,6 +10,7 @@ use crate::{
             pinned::{self, Changed},
         },
     },
+    choose::require_process,
     cli::{FenceArgs, FencedGpus, UnfenceArgs},
     clock,
     config::Config,
@@ -114,6 +115,7 @@ fn numbers(devices: &Devices, slots: &BTreeSet<Slot>) -> BTreeSet<u32> {
 fn exemptions(config: &Config, pids: &[u32], cgroups: &[String]) -> anyhow::Result<Exemptions> {
     let mut exempt = Exemptions::default();
     for pid in pids {
+        require_process("--exempt-pid", *pid, &config.paths.proc)?;
         let facts = Facts::read_any(&config.paths.proc, *pid)
             .filter(|facts| facts.state != 'Z' || facts.thread_count > 1)
             .ok_or_else(|| Failure::usage(format!("--exempt-pid: there is no process {pid}")))?;

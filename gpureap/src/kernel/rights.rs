@@ -1,6 +1,6 @@
 //! What this process may do, and in which world it looks.
 
-use std::{fs, os::unix::fs::MetadataExt as _};
+use std::{fs, os::unix::fs::MetadataExt as _, path::Path};
 
 use crate::error::Failure;
 
@@ -9,6 +9,12 @@ const NEEDED: &[(u32, &str)] = &[(21, "CAP_SYS_ADMIN"), (38, "CAP_PERFMON"), (39
 
 /// `PROC_PID_INIT_INO`, include/linux/proc_ns.h: the pid namespace of the host.
 const HOST_PID_NAMESPACE: u64 = 0xEFFF_FFFC;
+
+/// `PROC_USER_INIT_INO`, in the same place: capabilities of any other user namespace are none over the host's processes.
+const HOST_USER_NAMESPACE: u64 = 0xEFFF_FFFD;
+
+/// `PROC_SUPER_MAGIC`, include/uapi/linux/magic.h.
+const PROC_FS: i64 = 0x9fa0;
 
 /// Capabilities that a tracer needs and this process does not have.
 pub fn lacking() -> Vec<&'static str> {
@@ -24,11 +30,25 @@ fn lacking_in(status: &str) -> Vec<&'static str> {
 /// `CAP_SYS_PTRACE`: without it, what other users' processes hold is not to be read in /proc.
 const SYS_PTRACE: u32 = 19;
 
-/// Whether /proc shows this caller what every process of the host holds: root, in the host's pid namespace, with the
-/// capability. Root of a container is none of these.
+/// Whether /proc shows this caller what every process of the host holds: root, in the host's pid and user namespaces, with
+/// the capability. Root of a container is none of these.
 pub fn sees_every_process() -> bool {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
-    rustix::process::geteuid().is_root() && require_host_pids().is_ok() && effective(&status) & 1 << SYS_PTRACE != 0
+    let sees = sees_all(&status, namespace("pid"), namespace("user"));
+    rustix::process::geteuid().is_root() && sees
+}
+
+fn sees_all(status: &str, pids: Option<u64>, users: Option<u64>) -> bool {
+    is_host(pids, HOST_PID_NAMESPACE) && is_host(users, HOST_USER_NAMESPACE) && effective(status) & 1 << SYS_PTRACE != 0
+}
+
+/// The number of one of this process's namespaces; `None` on a kernel without that kind.
+fn namespace(kind: &str) -> Option<u64> {
+    fs::metadata(format!("/proc/self/ns/{kind}")).ok().map(|namespace| namespace.ino())
+}
+
+fn is_host(namespace: Option<u64>, host: u64) -> bool {
+    namespace.is_none_or(|namespace| namespace == host)
 }
 
 fn effective(status: &str) -> u64 {
@@ -39,17 +59,33 @@ fn effective(status: &str) -> u64 {
 /// The kernel shows an iterator only the tasks of the caller's pid namespace, and under other numbers: what it says there
 /// of a host is wrong, and a resync by it would correct true counts away.
 pub fn require_host_pids() -> Result<(), Failure> {
-    match fs::metadata("/proc/self/ns/pid") {
-        Ok(namespace) if namespace.ino() != HOST_PID_NAMESPACE => Err(Failure::unsupported(
-            "this is a pid namespace of its own, where the kernel shows only the processes in it: run gpureap on the host, or in the host's pid namespace",
-        )),
-        _ => Ok(()),
+    if is_host(namespace("pid"), HOST_PID_NAMESPACE) {
+        return Ok(());
     }
+    Err(Failure::unsupported(
+        "this is a pid namespace of its own, where the kernel shows only the processes in it: run gpureap on the host, or in the host's pid namespace",
+    ))
+}
+
+/// A /proc of another pid namespace, or none, says nothing of who started this process, nor who any pid is: whoever
+/// signals by it could end its own ancestors. Files that play /proc are for tests, and lie elsewhere.
+pub fn require_own_proc(proc: &Path) -> Result<(), Failure> {
+    let is_proc = rustix::fs::statfs(proc).is_ok_and(|stat| stat.f_type == PROC_FS);
+    let own = fs::read_link(proc.join("self"));
+    if own.is_ok_and(|own| own == Path::new(&std::process::id().to_string())) || !is_proc && proc != Path::new("/proc")
+    {
+        return Ok(());
+    }
+    Err(Failure::unsupported(format!(
+        "{} is not the proc file system of this process's pid namespace, so nobody can be told from gpureap's own ancestors: mount -t proc proc {}",
+        proc.display(),
+        proc.display()
+    )))
 }
 
 #[cfg(test)]
 mod tests {
-    use super::lacking_in;
+    use super::*;
 
     #[test]
     fn missing_capabilities_are_named() {
@@ -57,5 +93,34 @@ mod tests {
         assert_eq!(lacking_in("CapEff:\t000001ffffdfffff\n"), ["CAP_SYS_ADMIN"]);
         assert_eq!(lacking_in("CapEff:\t0000000000000000\n"), ["CAP_SYS_ADMIN", "CAP_PERFMON", "CAP_BPF"]);
         assert_eq!(lacking_in("").len(), 3);
+    }
+
+    #[test]
+    fn root_of_a_namespace_does_not_see_everybody() {
+        let (all, without) = ("CapEff:\t000001ffffffffff\n", "CapEff:\t000001fffff7ffff\n");
+        let (pids, users) = (Some(HOST_PID_NAMESPACE), Some(HOST_USER_NAMESPACE));
+        for (status, pids, users, expected) in [
+            (all, pids, users, true),
+            (without, pids, users, false),
+            (all, Some(4_026_532_200), users, false),
+            (all, pids, Some(4_026_532_201), false),
+            // A kernel that has no such namespaces.
+            (all, None, None, true),
+            ("", pids, users, false),
+        ] {
+            assert_eq!(sees_all(status, pids, users), expected, "{status} {pids:?} {users:?}");
+        }
+    }
+
+    #[test]
+    fn a_proc_that_is_another_namespaces_is_refused() {
+        require_own_proc(Path::new("/proc")).unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        require_own_proc(dir.path()).unwrap();
+        require_own_proc(Path::new("/nonexistent")).unwrap();
+        // Proc by its file system, and not by its `self`.
+        let failure = require_own_proc(Path::new("/proc/sys")).unwrap_err();
+        assert_eq!(failure.exit, crate::exit_code::Exit::Unsupported);
+        assert!(failure.message.contains("mount -t proc"), "{failure}");
     }
 }

@@ -105,6 +105,7 @@ pub fn reap(
     eyes: &dyn Eyes,
     note: Option<String>,
 ) -> anyhow::Result<Exit> {
+    rights::require_own_proc(&config.paths.proc)?;
     let mut signaller = Pidfds::new();
     let scene = Scene::here(&config.paths.proc);
     let people = ProcPeople::classed(&config.paths, &config.classes);

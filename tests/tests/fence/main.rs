@@ -256,8 +256,10 @@ fn the_exempt_get_through() {
     File::open(DEV).expect_err("no longer exempt");
     unfence(&bench, &[]);
 
+    let tid = sys::tid().to_string();
     for (arguments, word) in [
         (["--exempt-pid", "4194304"], "no process 4194304"),
+        (["--exempt-pid", tid.as_str()], "is a thread of process"),
         (["--exempt-cgroup", "/"], "root cgroup"),
         (["--exempt-cgroup", "gpureap-no-such-unit"], "no such cgroup"),
     ] {
