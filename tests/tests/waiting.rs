@@ -249,6 +249,13 @@ fn a_user_waits_for_everybody_through_the_socket() {
         assert_eq!((&json["source"], &json["verified"]), (&json!("map"), &json!(true)), "{json:#}");
         assert_eq!(pids(&json, "ended"), [i64::from(scene.pid())]);
     }
+    // Whose environment may not be read may be the one that is meant.
+    let scene = Scene::start("plain", DEV, &[]);
+    let wanting = bench.command(&["wait", "--json", "--env", "RANK=0"]);
+    let json = gpureap_tests::harness::finish(world.clone().enter(wanting)).expect_code(7).json();
+    assert_eq!((&json["outcome"], &json["source"]), (&json!("not-permitted"), &json!("map")), "{json:#}");
+    assert!(json["notes"].to_string().contains("may not be read, so --env leaves it out"), "{json:#}");
+    drop(scene);
     // Without a daemon nobody can say that nobody holds it.
     daemon.kill();
     let output = gpureap_tests::harness::finish(world.enter(command())).expect_code(7);

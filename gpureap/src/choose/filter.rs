@@ -124,6 +124,15 @@ impl Filter {
             && older_than.is_none_or(|least| age.is_some_and(|age| age >= least))
     }
 
+    /// Whether the environment alone decides, and may not be read. A candidate without a name is gone.
+    pub fn is_undecided(&self, candidate: &Candidate) -> bool {
+        let rest = || Self { environment: BTreeMap::new(), ..self.clone() };
+        !self.environment.is_empty()
+            && candidate.environment.is_none()
+            && candidate.comm.is_some()
+            && rest().matches(candidate)
+    }
+
     /// Refuses the beginning of an id that fits several containers, unless it is the whole name or id of one: none of
     /// them can be told to be the one that was meant.
     pub fn check_ambiguity(&self, candidates: &[&Candidate]) -> Result<(), Failure> {
@@ -145,12 +154,7 @@ impl Filter {
     /// What the operator should know of the judgement.
     pub fn notes(&self, candidates: &[&Candidate]) -> Vec<String> {
         let mut notes = Vec::new();
-        // Those that the environment alone decides. One without a name is gone.
-        let rest = Self { environment: BTreeMap::new(), ..self.clone() };
-        let undecided = |candidate: &&&Candidate| {
-            candidate.environment.is_none() && candidate.comm.is_some() && rest.matches(candidate)
-        };
-        match if self.environment.is_empty() { 0 } else { candidates.iter().filter(undecided).count() } {
+        match candidates.iter().filter(|candidate| self.is_undecided(candidate)).count() {
             0 => {}
             1 => notes.push("the environment of 1 process may not be read, so --env leaves it out".to_owned()),
             count => {

@@ -220,8 +220,10 @@ fn the_environment_at_exec() {
     let chosen = |env: &[&str]| {
         let env = env.iter().map(|text| text.parse::<Variable>().unwrap()).collect();
         let choosing = Choosing { env, ..Choosing::default() };
-        let Chosen { keys, notes } = Chooser::new(&choosing, &paths, &NoLineage).unwrap().chosen(&all).unwrap();
+        let Chosen { keys, undecided, notes } =
+            Chooser::new(&choosing, &paths, &NoLineage).unwrap().chosen(&all).unwrap();
         assert_eq!(notes.len(), 1, "{notes:?}");
+        assert_eq!(undecided, [ProcKey::new(50, 50_000_000_000)].into());
         keys.unwrap().iter().map(|key| key.tgid).collect::<Vec<_>>()
     };
     assert_eq!(chosen(&["A=first"]), [40]);

@@ -41,7 +41,8 @@ pub fn report(args: &HoldersArgs, config: &Config) -> anyhow::Result<HoldersRepo
     if !devices.is_empty() {
         view.notes.extend(note);
     }
-    let Chosen { keys: chosen, notes } = Chooser::new(choosing, &config.paths, eyes.lineage())?.chosen(&view)?;
+    let Chosen { keys: chosen, undecided: _, notes } =
+        Chooser::new(choosing, &config.paths, eyes.lineage())?.chosen(&view)?;
     view.notes.extend(notes);
     let host = Host::read(&config.paths.proc);
     let boottime_ns = host.boottime_ns;

@@ -69,6 +69,7 @@ pub fn choice(slots: Option<BTreeSet<Slot>>, matching: Matching, devices: &Devic
         contexts: BTreeMap::new(),
         pids: BTreeSet::new(),
         chosen: None,
+        undecided: BTreeSet::new(),
         own: std::process::id(),
         own_session: 0,
         ancestors: people.ancestors(std::process::id()),
@@ -134,8 +135,9 @@ pub fn reap(
         }
     }
     let view = eyes.view()?;
-    let Chosen { keys, notes: filter_notes } = chooser.chosen(&view)?;
+    let Chosen { keys, undecided, notes: filter_notes } = chooser.chosen(&view)?;
     policy.chosen = keys;
+    policy.undecided = undecided;
     let subjects = people.subjects(&view);
     if let Some(door) = &door {
         door.exempt(subjects.iter())?;

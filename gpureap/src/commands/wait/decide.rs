@@ -5,7 +5,10 @@ use serde::{Deserialize, Serialize};
 use crate::{
     exit_code::Exit,
     model::{Source, View},
-    reap::plan::{Class, Plan, Policy, Row},
+    reap::{
+        plan::{Class, Plan, Policy, Row},
+        verdict::unjudged,
+    },
 };
 
 /// How things stand with the chosen devices.
@@ -17,21 +20,25 @@ pub struct Standing {
     pub ignored: Vec<Row>,
     /// Files of the chosen devices that no process refers to.
     pub orphans: u32,
+    /// Holders of which the filters could not tell whether they were meant.
+    pub undecided: usize,
 }
 
 impl Standing {
     /// `plan` was made from `view` by `policy`. Everybody counts whom the plan names, signalled or not: gpureap's ancestors
     /// and pid 1 keep a GPU as busy as others do.
     pub fn of(view: &View, plan: &Plan, policy: &Policy, ignore_monitors: bool) -> Self {
+        let undecided = policy.undecided_of(view);
         let counted = plan.rows.iter().filter(|row| row.key.tgid != policy.own).cloned();
         let (ignored, holders) = counted.partition(|row| ignore_monitors && row.class != Class::Job);
         // A file that no process has is none of a process that was named.
         let orphans = view.orphans.iter().filter(|orphan| policy.pids.is_empty() && policy.wants(orphan.slot));
-        Self { holders, ignored, orphans: orphans.map(|orphan| orphan.files).sum() }
+        Self { holders, ignored, orphans: orphans.map(|orphan| orphan.files).sum(), undecided }
     }
 
+    /// Nobody is left who is known to be meant.
     pub fn is_free(&self) -> bool {
-        let Self { holders, ignored: _, orphans } = self;
+        let Self { holders, ignored: _, orphans, undecided: _ } = self;
         holders.is_empty() && *orphans == 0
     }
 }
@@ -68,7 +75,7 @@ pub struct Findings {
 
 /// With several causes the first of unkillable (4), held (3), protected (5) and kernel reference (6) wins.
 pub fn judge(standing: &Standing, view: &View, policy: &Policy, findings: Findings) -> Verdict {
-    let Standing { holders, ignored, orphans } = standing;
+    let Standing { holders, ignored, orphans, undecided } = standing;
     let Findings { kill_pending, named_unseen } = findings;
     let mut notes = Vec::new();
     if !ignored.is_empty() {
@@ -89,6 +96,10 @@ pub fn judge(standing: &Standing, view: &View, policy: &Policy, findings: Findin
             "{orphans} device files are held by no process: in flight between sockets, or a kernel-side reference"
         ));
         return blocked(Outcome::KernelReference, Exit::KernelReference, notes);
+    }
+    if *undecided > 0 {
+        notes.push(unjudged(*undecided));
+        return blocked(Outcome::NotPermitted, Exit::NotPermitted, notes);
     }
     let verified = view.complete && view.source != Source::Proc;
     // /proc tells root of every process, if not of files in flight.

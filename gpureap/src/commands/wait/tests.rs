@@ -29,6 +29,7 @@ fn policy(matching: Matching) -> Policy {
         contexts: [].into(),
         pids: [].into(),
         chosen: None,
+        undecided: BTreeSet::new(),
         own: 99,
         own_session: 0,
         ancestors: [98].into(),
@@ -184,6 +185,17 @@ fn the_first_of_several_causes_wins() {
     assert_eq!(judge(&free, &proc, &user, Findings::default()).exit, Exit::NotPermitted);
     let named = Policy { pids: [7].into(), ..user };
     assert_eq!(judge(&free, &proc, &named, Findings::default()).exit, Exit::Done);
+    // Nobody may read what the filter asks of the only holder.
+    let seen = view(vec![holder(10, 0, 1), holder(11, 1, 1)]);
+    let key = |pid: u32| ProcKey::new(pid, u64::from(pid) * 1_000_000_000);
+    for (undecided, exit) in [(10, Exit::NotPermitted), (11, Exit::Done), (12, Exit::Done)] {
+        let policy =
+            Policy { chosen: Some([].into()), undecided: [key(undecided)].into(), ..policy(Matching::Attached) };
+        let standing = standing(&seen, &policy, false);
+        let verdict = judge(&standing, &seen, &policy, Findings::default());
+        assert!(standing.is_free(), "{undecided}");
+        assert_eq!((verdict.exit, verdict.verified), (exit, exit == Exit::Done), "{undecided}");
+    }
     let unseen = Findings { kill_pending: false, named_unseen: true };
     assert_eq!(judge(&free, &proc, &named, unseen).exit, Exit::NotPermitted);
 }

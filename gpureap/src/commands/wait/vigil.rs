@@ -12,7 +12,7 @@ use super::{
     held::Held,
 };
 use crate::{
-    choose::Chooser,
+    choose::{Chooser, Chosen},
     clock::{boottime_ns, nanos},
     model::{Backend, Eyes, ProcKey, Source, View},
     reap::{
@@ -136,9 +136,15 @@ impl Vigil<'_> {
 
     fn look(&self, sweep: bool) -> anyhow::Result<(View, Standing, u64)> {
         let begun = boottime_ns();
-        let view = if sweep { self.eyes.sweep()? } else { self.eyes.view()? };
-        let policy = Policy { chosen: self.chooser.chosen(&view)?.keys, ..self.policy.clone() };
-        let plan = plan(&view, &self.people.subjects(&view), &policy);
+        let mut view = if sweep { self.eyes.sweep()? } else { self.eyes.view()? };
+        let Chosen { keys: chosen, mut undecided, notes } = self.chooser.chosen(&view)?;
+        view.notes.extend(notes);
+        let subjects = self.people.subjects(&view);
+        // Nobody waits for these, meant or not.
+        let is_job = |key: &ProcKey| subjects.get(key).is_none_or(|subject| subject.class == Class::Job);
+        undecided.retain(|key| !self.ignore_monitors || is_job(key));
+        let policy = Policy { chosen, undecided, ..self.policy.clone() };
+        let plan = plan(&view, &subjects, &policy);
         let standing = Standing::of(&view, &plan, &policy, self.ignore_monitors);
         Ok((view, standing, boottime_ns().saturating_sub(begun)))
     }
