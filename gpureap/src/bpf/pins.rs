@@ -106,15 +106,26 @@ pub fn make(dir: &Path) -> anyhow::Result<()> {
 /// Removes a set: links first, so that nothing runs on maps that are going away. What cannot be removed is left to
 /// the next start.
 pub fn remove(dir: &Path) {
+    remove_whole(dir).ok();
+}
+
+/// As [`remove`], for those who say that it is gone.
+pub fn remove_whole(dir: &Path) -> io::Result<()> {
+    let mut trouble = None;
+    let mut tried = |outcome: io::Result<()>| match outcome {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => trouble = trouble.take().or(Some(error)),
+        _ => {}
+    };
     for sub in [Some(handles::LINKS), Some(handles::PROGRAMS), None] {
         let dir = sub.map_or_else(|| dir.to_owned(), |sub| dir.join(sub));
         if let Ok(entries) = fs::read_dir(&dir) {
             for entry in entries.flatten() {
-                fs::remove_file(entry.path()).ok();
+                tried(fs::remove_file(entry.path()));
             }
         }
-        fs::remove_dir(&dir).ok();
+        tried(fs::remove_dir(&dir));
     }
+    trouble.map_or(Ok(()), Err)
 }
 
 /// Detaches and unpins one program of a set.
@@ -148,6 +159,20 @@ mod tests {
         }
         let (sets, others) = list(dir.path()).unwrap();
         assert_eq!((sets.len(), others), (1, vec![dir.path().join("maps")]));
+    }
+
+    #[test]
+    fn a_set_that_cannot_be_removed_is_told() {
+        let place = tempfile::tempdir().unwrap();
+        let set = place.path().join("set");
+        assert!(remove_whole(&set).is_ok(), "it was never there");
+        for path in [handles::LINKS, handles::PROGRAMS, "strange"] {
+            fs::create_dir_all(set.join(path)).unwrap();
+        }
+        fs::write(set.join("META"), "").unwrap();
+        assert!(remove_whole(&set).is_err() && set.exists());
+        fs::remove_dir(set.join("strange")).unwrap();
+        assert!(remove_whole(&set).is_ok() && !set.exists());
     }
 
     #[test]

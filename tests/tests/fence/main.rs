@@ -409,8 +409,20 @@ fn what_a_killed_or_another_gpureap_left_is_cleaned() {
     closed(DEV);
     wait_for("the old one is detached", || attempt(SECOND) == 0);
 
+    // Without a part of it nobody can tell what it does.
+    fs::remove_file(place.join("set/EXEMPT")).expect("unpin");
+    assert!(bench.run(&["fence", "--list"]).expect_code(8).complaint().contains("EXEMPT"));
+    // Removed is said of what is gone.
+    fs::create_dir(place.join("set/strange")).expect("a directory");
+    assert!(bench.run(&["unfence"]).expect_code(8).complaint().contains("fence/set: "));
+    fs::remove_dir(place.join("set/strange")).expect("remove");
+    let output = bench.run(&["unfence"]).expect_code(0);
+    assert!(output.stdout.starts_with("note: a fence that this gpureap cannot read is removed"), "{output:#?}");
+    fence(&bench, &["--gpu", DEV]);
+
     // Without its program it is no fence.
     fs::remove_file(place.join("set/links/node_open_fence")).expect("unpin");
+    assert!(bench.run(&["fence", "--list"]).expect_code(8).complaint().contains("fences nothing"));
     wait_for("it is detached", || attempt(DEV) == 0);
     let report = fence(&bench, &["--gpu", DEV]);
     assert!(report["notes"][0].as_str().is_some_and(|note| note.contains("fences nothing")), "{report:#}");
@@ -480,7 +492,10 @@ fn where_it_cannot_be_had_one_sentence_says_why() {
     refused(bench.run(&["fence", "--gpu", "/dev/null"]), 2, "no such GPU");
     bench.write_config("");
     if !Path::new("/proc/driver/nvidia").exists() {
-        refused(bench.run(&["fence"]), 8, "nothing to fence");
+        for arguments in [["fence"].as_slice(), &["fence", "--gpu", "0"]] {
+            refused(bench.run(arguments), 8, "nothing to fence");
+        }
+        refused(bench.run(&["unfence", "--gpu", "0"]), 8, "no NVIDIA device");
     }
     open(DEV);
     assert!(!bench.pins().exists());
