@@ -255,6 +255,17 @@ fn a_user_waits_for_everybody_through_the_socket() {
     let json = gpureap_tests::harness::finish(world.clone().enter(wanting)).expect_code(7).json();
     assert_eq!((&json["outcome"], &json["source"]), (&json!("not-permitted"), &json!("map")), "{json:#}");
     assert!(json["notes"].to_string().contains("may not be read, so --env leaves it out"), "{json:#}");
+    // A daemon that goes and does not come back takes neither the time nor the answer along.
+    let mut waiting = Waiting::start(world.clone().enter(bench.command(&["wait", "--json", "--timeout", "2s"])));
+    let begun = Instant::now();
+    daemon.kill();
+    let output = waiting.output();
+    let took = begun.elapsed();
+    let json = output.expect_code(3).json();
+    assert_eq!(pids(&json, "holders"), [i64::from(scene.pid())]);
+    assert!(json["notes"].to_string().contains("the last look failed"), "{json:#}");
+    assert!(took < Duration::from_secs(5), "{took:?}");
+    daemon.start_again();
     drop(scene);
     // Without a daemon nobody can say that nobody holds it.
     daemon.kill();

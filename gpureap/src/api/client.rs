@@ -17,6 +17,7 @@ use super::{
     wire::{self, Answer, Code, Events, Get, MAX_ANSWER, MAX_KEYS, Refusal, Request},
 };
 use crate::{
+    clock::boottime_ns,
     error::Failure,
     gpu::devices::Devices,
     model::{Ancestor, Eyes, Holder, LineageSource, ProcKey, View},
@@ -28,6 +29,9 @@ const FIRST_TIME: Duration = Duration::from_secs(2);
 const EVENTS_TIME: Duration = Duration::from_millis(250);
 /// For every other: the daemon may have a long walk to make, and tell a user that asks much to come again.
 const TIME: Duration = Duration::from_secs(10);
+
+/// What a question gets all the same when the caller's own time is up: it is the last one.
+const LAST_TIME: Duration = Duration::from_secs(1);
 
 /// For all that follow one without an answer: whoever asks has limits of its own to keep.
 const SILENT_TIME: Duration = Duration::from_millis(250);
@@ -235,6 +239,8 @@ pub struct SocketEyes {
     lineage: RefCell<HashMap<ProcKey, Option<Ancestor>>>,
     /// Holders of the last look that were not asked for yet: fetched along with the first that is.
     coming: RefCell<Vec<ProcKey>>,
+    /// Boottime until which the caller has time.
+    give_up_ns: Cell<u64>,
 }
 
 /// Eyes over the socket of a run directory, and the devices that its daemon traces.
@@ -243,14 +249,20 @@ pub fn open(run: &Path) -> Result<(SocketEyes, Devices), Unanswered> {
     let wire::Devices { devices, notes } = client.ask(&Request::new(Get::Devices), FIRST_TIME)?;
     let present = devices.iter().filter(|device| device.present).map(|device| device.slot).collect();
     let list = devices.into_iter().map(crate::model::Device::from).collect();
-    let eyes = SocketEyes { client, lineage: RefCell::default(), coming: RefCell::default() };
+    let give_up_ns = Cell::new(u64::MAX);
+    let eyes = SocketEyes { client, lineage: RefCell::default(), coming: RefCell::default(), give_up_ns };
     Ok((eyes, Devices::told(list, present, notes)))
 }
 
 impl SocketEyes {
+    fn time(&self) -> Duration {
+        let left = Duration::from_nanos(self.give_up_ns.get().saturating_sub(boottime_ns()));
+        left.clamp(LAST_TIME, TIME)
+    }
+
     fn look(&self, get: Get) -> anyhow::Result<View> {
         self.forget();
-        let view: wire::View = self.client.ask(&Request::new(get), TIME).map_err(Failure::from)?;
+        let view: wire::View = self.client.ask(&Request::new(get), self.time()).map_err(Failure::from)?;
         let view = View::from(view);
         *self.coming.borrow_mut() = view.holders.iter().map(|holder| holder.key).collect();
         Ok(view)
@@ -272,7 +284,7 @@ impl SocketEyes {
                 }
             }
         }
-        let answer = self.client.ask::<wire::Lineage>(&Request::lineage(&keys), TIME);
+        let answer = self.client.ask::<wire::Lineage>(&Request::lineage(&keys), self.time());
         let mut known = self.lineage.borrow_mut();
         for key in keys {
             known.insert(key, None);
@@ -299,12 +311,16 @@ impl Eyes for SocketEyes {
 
     fn look_at(&self, tgid: u32) -> anyhow::Result<Option<Holder>> {
         self.forget();
-        let wire::LookAt { holder } = self.client.ask(&Request::look_at(tgid), TIME).map_err(Failure::from)?;
+        let wire::LookAt { holder } = self.client.ask(&Request::look_at(tgid), self.time()).map_err(Failure::from)?;
         Ok(holder.map(Holder::from))
     }
 
     fn lineage(&self) -> &dyn LineageSource {
         self
+    }
+
+    fn give_up_at(&self, boottime_ns: u64) {
+        self.give_up_ns.set(boottime_ns);
     }
 }
 

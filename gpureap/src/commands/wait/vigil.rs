@@ -56,6 +56,15 @@ pub(super) struct Over {
     pub(super) at_ns: u64,
 }
 
+/// How a wait goes.
+#[derive(Debug, Default)]
+struct Course {
+    /// Those that are waited for.
+    known: Vec<Held>,
+    ended: Vec<Ended>,
+    last: Option<View>,
+}
+
 pub(super) struct Vigil<'a> {
     pub(super) eyes: &'a dyn Eyes,
     /// Of more than exits as soon as there is something to wait for.
@@ -74,8 +83,17 @@ pub(super) struct Vigil<'a> {
 impl Vigil<'_> {
     pub(super) fn keep(&mut self, timeout: Option<Duration>, coroner: &Coroner) -> anyhow::Result<Over> {
         let give_up = timeout.map_or(u64::MAX, |timeout| self.begun_ns.saturating_add(nanos(timeout)));
-        let mut known: Vec<Held> = Vec::new();
-        let mut ended = Vec::new();
+        self.eyes.give_up_at(give_up);
+        let mut course = Course::default();
+        match self.follow(&mut course, give_up) {
+            Ok((view, standing)) => Ok(self.over(view, standing, course, coroner)),
+            Err(error) => self.blind(course, coroner, error),
+        }
+    }
+
+    /// Until it is over; the sweep that says so.
+    fn follow(&mut self, course: &mut Course, give_up: u64) -> anyhow::Result<(View, Standing)> {
+        let Course { known, ended, last } = course;
         let mut pause = PAUSE_MIN;
         let mut next_view = 0;
         let mut longest = PAUSE_MAX_DEAF;
@@ -84,7 +102,7 @@ impl Vigil<'_> {
             if known.is_empty() {
                 let (view, standing, took) = self.look(true)?;
                 if standing.is_free() || boottime_ns() >= give_up {
-                    return Ok(self.over(view, standing, known, ended, coroner));
+                    return Ok((view, standing));
                 }
                 if next_view == 0 {
                     self.begin(&view);
@@ -93,23 +111,25 @@ impl Vigil<'_> {
                 longest = if tells { PAUSE_MAX } else { PAUSE_MAX_DEAF };
                 cost = took * PAUSE_PER_EVENT;
                 next_view = boottime_ns() + VIEW_PERIOD.max(took * PAUSE_PER_LOOK);
-                self.take(&mut known, &standing.holders);
+                self.take(known, &standing.holders);
+                *last = Some(view);
             }
             let now = boottime_ns();
             if now >= give_up {
                 let (view, standing, _) = self.look(true)?;
-                return Ok(self.over(view, standing, known, ended, coroner));
+                return Ok((view, standing));
             }
             let wake = now.saturating_add(pause.max(cost)).min(give_up);
-            let woken = self.watch.wait(&pidfds(&known), wake)?;
-            exited(&mut known, &woken.exited, &mut ended);
+            let woken = self.watch.wait(&pidfds(known), wake)?;
+            exited(known, &woken.exited, ended);
             let looked = boottime_ns();
             if looked >= next_view {
-                let (_, standing, took) = self.look(false)?;
-                self.compare(&mut known, &standing, &mut ended);
+                let (view, standing, took) = self.look(false)?;
+                self.compare(known, &standing, ended);
+                *last = Some(view);
                 next_view = boottime_ns() + VIEW_PERIOD.max(took * PAUSE_PER_LOOK);
             } else {
-                self.check(&mut known, &mut ended);
+                self.check(known, ended);
             }
             let took = boottime_ns().saturating_sub(looked);
             if woken.event {
@@ -117,8 +137,8 @@ impl Vigil<'_> {
                 // Exits end this pause, other events wait until it is over.
                 let deaf = (boottime_ns() + PAUSE_MIN.max(took * PAUSE_PER_EVENT)).min(give_up);
                 if !known.is_empty() {
-                    let woken = Watch::of_exits().wait(&pidfds(&known), deaf)?;
-                    exited(&mut known, &woken.exited, &mut ended);
+                    let woken = Watch::of_exits().wait(&pidfds(known), deaf)?;
+                    exited(known, &woken.exited, ended);
                 }
             } else if woken.is_late() {
                 pause = (pause * 2).min(longest).max(took * PAUSE_PER_LOOK);
@@ -217,18 +237,23 @@ impl Vigil<'_> {
         self.take(known, &standing.holders);
     }
 
+    /// The end, when nobody can look any more: of those that were seen, whoever is not known to have let go still holds.
+    fn blind(&self, mut course: Course, coroner: &Coroner, error: anyhow::Error) -> anyhow::Result<Over> {
+        let Some(mut view) = course.last.take() else { return Err(error) };
+        let known = &course.known;
+        view.complete = false;
+        view.notes.push(format!("the last look failed, so this is what was known before: {error:#}"));
+        view.holders.retain(|holder| known.iter().any(|held| same_process(held.row.key, holder.key)));
+        let holders = known.iter().map(|held| held.row.clone()).collect();
+        Ok(self.over(view, Standing { holders, ..Standing::default() }, course, coroner))
+    }
+
     /// The end, by a sweep that was just made.
-    fn over(
-        &self,
-        view: View,
-        mut standing: Standing,
-        known: Vec<Held>,
-        mut ended: Vec<Ended>,
-        coroner: &Coroner,
-    ) -> Over {
+    fn over(&self, view: View, mut standing: Standing, course: Course, coroner: &Coroner) -> Over {
+        let Course { known, mut ended, last: _ } = course;
         let at_ns = boottime_ns();
-        for held in known {
-            let Held { row, identity, .. } = &held;
+        for held in &known {
+            let Held { row, identity, .. } = held;
             if standing.holders.iter().any(|other| same_process(other.key, row.key)) {
                 continue;
             }
@@ -243,8 +268,13 @@ impl Vigil<'_> {
             let age = at_ns.saturating_sub(row.key.start_ns) / 1_000_000_000;
             coroner.examine(row.key.tgid, age).filter(|stuck| stuck.kill_pending)
         };
+        // Who was waited for was asked for already.
+        let identity = |row: &Row| {
+            let held = known.iter().find(|held| same_process(held.row.key, row.key));
+            held.map_or_else(|| self.identity(row.key), |held| held.identity.clone())
+        };
         let held: Vec<(Row, Identity, Option<Stuck>)> =
-            standing.holders.iter().map(|row| (row.clone(), self.identity(row.key), examine(row))).collect();
+            standing.holders.iter().map(|row| (row.clone(), identity(row), examine(row))).collect();
         let findings = Findings {
             kill_pending: held.iter().any(|(_, _, stuck)| stuck.is_some()),
             named_unseen: self.policy.pids.iter().any(|pid| self.is_hidden(*pid, view.source)),
