@@ -230,7 +230,7 @@ pub struct Choosing {
     #[arg(long, value_name = "PID", action = ArgAction::Append, value_parser = clap::value_parser!(u32).range(1..))]
     pub tree_of: Vec<u32>,
     /// Processes that started at least so long ago: 90s, 12h, 3d
-    #[arg(long, value_name = "TIME", value_parser = wish::age)]
+    #[arg(long, value_name = "TIME", value_parser = duration)]
     pub older_than: Option<Duration>,
 }
 
