@@ -83,11 +83,46 @@ fn a_daemon_that_is_not_root() {
     refused(daemon_in(&bench, world), NOT_PERMITTED, "root");
 }
 
+/// What is lacking is named, of root too.
+#[test]
+fn root_without_capabilities() {
+    const BPF: u64 = 1 << 39;
+    const PERFMON: u64 = 1 << 38;
+    const SYS_ADMIN: u64 = 1 << 21;
+    let bench = bench();
+    for (set, lacking) in [
+        (0, "CAP_BPF, which this process lacks"),
+        (BPF, "CAP_PERFMON"),
+        (BPF | PERFMON, "CAP_SYS_ADMIN, which this process lacks"),
+    ] {
+        for arguments in [["daemon"].as_slice(), &["fence", "--gpu", DEV]] {
+            let world = World::default().with_capabilities(set);
+            let output = finish(world.enter(bench.command(arguments))).expect_code(NOT_PERMITTED);
+            let complaint = output.complaint();
+            assert!(complaint.contains(lacking), "`{lacking}` in {output:#?}");
+            assert!(!complaint.contains("needs root") && !complaint.contains("does not load"), "{output:#?}");
+        }
+    }
+    let world = World::default().with_capabilities(SYS_ADMIN);
+    finish(world.clone().enter(bench.command(&["fence", "--gpu", DEV]))).expect_code(0);
+    finish(world.enter(bench.command(&["unfence"]))).expect_code(0);
+    // A directory of somebody else's.
+    fs::remove_file(bench.path("run/daemon.lock")).expect("its lock");
+    std::os::unix::fs::chown(bench.path("run"), Some(NOBODY), None).expect("chown");
+    refused(daemon_in(&bench, World::default().with_capabilities(0)), NOT_PERMITTED, "CAP_DAC_OVERRIDE");
+}
+
 #[test]
 fn an_ordinary_user_closes_no_device_for_others() {
     let bench = bench();
     let Some(world) = open_to_all("fence not root", &bench) else { return };
-    for arguments in [["fence", "--gpu", DEV].as_slice(), &["fence", "--list"], &["unfence"]] {
+    for arguments in [
+        ["fence", "--gpu", DEV].as_slice(),
+        &["fence", "--list"],
+        &["unfence"],
+        &["reap", "--fence", "--dry-run"],
+        &["reap", "--fence", "--yes"],
+    ] {
         refused(finish(world.clone().enter(bench.command(arguments))), NOT_PERMITTED, "root");
     }
 }
@@ -97,10 +132,14 @@ fn holders_for_an_ordinary_user_shows_what_it_may() {
     let bench = bench();
     let Some(world) = open_to_all("holders not root", &bench) else { return };
     let scene = Scene::start("plain", DEV, &[]);
-    let output = finish(world.enter(bench.command(&["holders", "--json"]))).expect_code(0);
+    let output = finish(world.clone().enter(bench.command(&["holders", "--json"]))).expect_code(0);
     let json = output.json();
     assert_eq!(json["source"], "proc");
     assert_eq!(json["complete"], false, "root's processes cannot be looked into: {json:#}");
+    // The map is there and root's.
+    fs::create_dir(bench.pins()).expect("a directory");
+    fs::set_permissions(bench.pins(), fs::Permissions::from_mode(0o700)).expect("chmod");
+    refused(finish(world.enter(bench.command(&["holders", "--source", "map"]))), NOT_PERMITTED, "run as root");
     assert!(sys::session(scene.pid()).is_some());
 }
 
@@ -290,6 +329,9 @@ fn a_pid_namespace_of_its_own() {
     assert_eq!((&seen["source"], &seen["complete"]), (&"proc".into(), &false.into()), "{seen:#}");
     let report = inside(&["reap", "--yes", "--json"]).json();
     assert_eq!(report["verified"], false, "{report:#}");
+    for arguments in [["reap", "--fence", "--yes"], ["reap", "--fence", "--dry-run"]] {
+        refused(inside(&arguments), UNSUPPORTED, "pid namespace");
+    }
     assert!(sys::signal(scene.pid(), 0), "it lives");
 }
 

@@ -49,7 +49,7 @@ pub fn open_eyes(
 #[expect(clippy::needless_pass_by_value, reason = "as map_err hands it in")]
 pub(crate) fn denied_or(path: &std::path::Path, error: std::io::Error) -> anyhow::Error {
     if error.kind() == std::io::ErrorKind::PermissionDenied {
-        return Failure::not_permitted(format!("{}: permission denied, run as root", path.display())).into();
+        return Failure::not_permitted(format!("{}: {}", path.display(), rights::file_refused())).into();
     }
     Failure::unsupported(format!("{}: {error}", path.display())).into()
 }

@@ -6,10 +6,9 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use anyhow::Context as _;
 use gpureap_common::abi::ABI_VERSION;
 
-use super::{handles, load, object};
+use super::{denied_or, handles, load, object};
 use crate::{error::Failure, model::Backend};
 
 /// `BPF_FS_MAGIC`, include/uapi/linux/magic.h.
@@ -72,7 +71,7 @@ pub fn list(root: &Path) -> io::Result<(Vec<Set>, Vec<PathBuf>)> {
 /// Checks that pins can be made under `root`.
 pub fn check_root(root: &Path) -> anyhow::Result<()> {
     let parent = root.ancestors().find(|path| path.exists()).unwrap_or(Path::new("/"));
-    let kind = rustix::fs::statfs(parent).with_context(|| format!("statfs {}", parent.display()))?.f_type;
+    let kind = rustix::fs::statfs(parent).map_err(|error| denied_or(parent, error.into()))?.f_type;
     if kind != BPF_FS {
         return Err(Failure::unsupported(format!(
             "{} is not on a bpf file system: mount -t bpf bpf /sys/fs/bpf",
@@ -92,13 +91,7 @@ pub fn unfinished(root: &Path) -> PathBuf {
 pub fn make(dir: &Path) -> anyhow::Result<()> {
     remove(dir);
     for path in [dir.to_owned(), dir.join(handles::PROGRAMS), dir.join(handles::LINKS)] {
-        fs::create_dir_all(&path).map_err(|error| {
-            if error.kind() == io::ErrorKind::PermissionDenied {
-                anyhow::Error::from(Failure::not_permitted(format!("{}: permission denied", path.display())))
-            } else {
-                anyhow::Error::from(error).context(format!("create {}", path.display()))
-            }
-        })?;
+        fs::create_dir_all(&path).map_err(|error| denied_or(&path, error))?;
     }
     Ok(())
 }

@@ -4,8 +4,10 @@ use std::{fs, os::unix::fs::MetadataExt as _, path::Path};
 
 use crate::error::Failure;
 
+const SYS_ADMIN: u32 = 21;
+
 /// Bits of the capability sets (include/uapi/linux/capability.h) that a tracer needs.
-const NEEDED: &[(u32, &str)] = &[(21, "CAP_SYS_ADMIN"), (38, "CAP_PERFMON"), (39, "CAP_BPF")];
+const NEEDED: &[(u32, &str)] = &[(SYS_ADMIN, "CAP_SYS_ADMIN"), (38, "CAP_PERFMON"), (39, "CAP_BPF")];
 
 /// `PROC_PID_INIT_INO`, include/linux/proc_ns.h: the pid namespace of the host.
 const HOST_PID_NAMESPACE: u64 = 0xEFFF_FFFC;
@@ -24,7 +26,27 @@ pub fn lacking() -> Vec<&'static str> {
 
 fn lacking_in(status: &str) -> Vec<&'static str> {
     let effective = effective(status);
+    // It stands for the others.
+    if effective & 1 << SYS_ADMIN != 0 {
+        return Vec::new();
+    }
     NEEDED.iter().filter(|(bit, _)| effective & 1 << bit == 0).map(|(_, name)| *name).collect()
+}
+
+/// What the kernel did not permit, by what this process lacks of the rights for it.
+pub fn refused(what: &str, needed: &[&str], detail: &str) -> Failure {
+    let lacking: Vec<&str> = lacking().into_iter().filter(|name| needed.contains(name)).collect();
+    refusal(what, &lacking, rustix::process::geteuid().is_root(), detail)
+}
+
+fn refusal(what: &str, lacking: &[&str], is_root: bool, detail: &str) -> Failure {
+    let (names, root) = (lacking.join(", "), if is_root { "" } else { "; root has them" });
+    Failure::not_permitted(match lacking.len() {
+        0 => format!(
+            "{what} is refused, and not for a lack of capabilities: by a seccomp filter, a lockdown or the like ({detail})"
+        ),
+        _ => format!("{what} needs {names}, which this process lacks{root} ({detail})"),
+    })
 }
 
 /// `CAP_SYS_PTRACE`: without it, what other users' processes hold is not to be read in /proc.
@@ -49,6 +71,19 @@ fn namespace(kind: &str) -> Option<u64> {
 
 fn is_host(namespace: Option<u64>, host: u64) -> bool {
     namespace.is_none_or(|namespace| namespace == host)
+}
+
+/// `CAP_DAC_OVERRIDE`: without it, root is asked for the permission bits of files as others are.
+const DAC_OVERRIDE: u32 = 1;
+
+/// Why a file of ours may not be used.
+pub fn file_refused() -> &'static str {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    match (rustix::process::geteuid().is_root(), effective(&status) & 1 << DAC_OVERRIDE != 0) {
+        (false, _) => "permission denied, run as root",
+        (true, false) => "permission denied: this root lacks CAP_DAC_OVERRIDE, and the file is not its own",
+        (true, true) => "permission denied, even to root",
+    }
 }
 
 fn effective(status: &str) -> u64 {
@@ -91,8 +126,22 @@ mod tests {
     fn missing_capabilities_are_named() {
         assert_eq!(lacking_in("Name:\tx\nCapEff:\t000001ffffffffff\n"), <[&str; 0]>::default());
         assert_eq!(lacking_in("CapEff:\t000001ffffdfffff\n"), ["CAP_SYS_ADMIN"]);
+        assert_eq!(lacking_in("CapEff:\t0000000000200000\n"), <[&str; 0]>::default());
         assert_eq!(lacking_in("CapEff:\t0000000000000000\n"), ["CAP_SYS_ADMIN", "CAP_PERFMON", "CAP_BPF"]);
         assert_eq!(lacking_in("").len(), 3);
+    }
+
+    #[test]
+    fn what_is_refused_says_what_is_lacking() {
+        for (lacking, is_root, expected) in [
+            (vec!["CAP_BPF", "CAP_PERFMON"], true, "this needs CAP_BPF, CAP_PERFMON, which this process lacks (EPERM)"),
+            (vec!["CAP_BPF"], false, "this needs CAP_BPF, which this process lacks; root has them (EPERM)"),
+            (vec![], true, "this is refused, and not for a lack of capabilities: "),
+        ] {
+            let Failure { exit, message } = refusal("this", &lacking, is_root, "EPERM");
+            assert_eq!(exit, crate::exit_code::Exit::NotPermitted);
+            assert!(message.starts_with(expected), "{message}");
+        }
     }
 
     #[test]

@@ -110,6 +110,9 @@ pub fn reap(
     let mut signaller = Pidfds::new();
     let scene = Scene::here(&config.paths.proc);
     let people = ProcPeople::classed(&config.paths, &config.classes);
+    if args.fence {
+        door::check()?;
+    }
     let mut policy = policy(args, config, devices, &people)?;
     let chooser = Chooser::new(&args.choosing, &config.paths, eyes.lineage())?;
     // A plan asks for contexts alone, and those count only where use does.
