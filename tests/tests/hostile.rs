@@ -254,9 +254,17 @@ fn a_second_daemon() {
 #[test]
 fn an_unknown_word_on_the_command_line() {
     let bench = bench();
-    for arguments in [&["frobnicate"][..], &["holders", "--frobnicate"], &["reap", "--grace", "soon"]] {
-        let output = bench.run(arguments).expect_code(USAGE);
-        assert!(!output.stderr.is_empty() && output.stdout.is_empty(), "{output:#?}");
+    for (arguments, word) in [
+        (&["frobnicate"][..], "frobnicate"),
+        (&["holders", "--frobnicate"], "--frobnicate"),
+        (&["reap", "--grace", "soon"], "not a length of time"),
+        (&["reap", "--older-than", "1d18446744073709549568"], "not a length of time"),
+        (&["holders", "--user", "a\n\u{202e}b"], "no such user: a\\n\\u{202e}b"),
+        (&["holders", "--user", "4294967295"], "nobody's number"),
+    ] {
+        let output = bench.run(arguments);
+        assert!(output.stdout.is_empty(), "{output:#?}");
+        refused(output, USAGE, word);
     }
 }
 
