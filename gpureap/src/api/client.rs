@@ -166,8 +166,8 @@ impl Client {
                 Err(error) => return Err(error),
             };
             self.met.set(true);
-            let answer: Answer<T> = serde_json::from_slice(&bytes)
-                .map_err(|error| Unanswered::Strange { path: self.text(), message: error.to_string() })?;
+            let answer: Answer<T> =
+                wire::answer(&bytes).map_err(|message| Unanswered::Strange { path: self.text(), message })?;
             match answer {
                 Answer { answer: Some(answer), .. } => return Ok(answer),
                 Answer { error: Some(Refusal { code: Code::Busy, message, retry_ms }), .. } => {
@@ -222,8 +222,8 @@ pub fn events(path: &Path) -> Result<UnixStream, Unanswered> {
     let bytes = exchange(&mut stream, &Request::new(Get::Events), until)
         .map_err(|source| Unanswered::Broken { path: text(), source })?;
     let first = bytes.split(|byte| *byte == b'\n').next().unwrap_or_default();
-    let answer: Answer<Events> = serde_json::from_slice(first)
-        .map_err(|error| Unanswered::Strange { path: text(), message: error.to_string() })?;
+    let answer: Answer<Events> =
+        wire::answer(first).map_err(|message| Unanswered::Strange { path: text(), message })?;
     if let Some(Refusal { message, .. }) = answer.error {
         return Err(Unanswered::Refused { path: text(), message });
     }
