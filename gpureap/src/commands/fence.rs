@@ -134,7 +134,7 @@ fn named(
 ) -> Result<BTreeSet<u32>, Failure> {
     let all = own.with_all_of(table);
     if all.is_empty() {
-        return Err(Failure::no_device());
+        return Err(Failure::no_device(None));
     }
     let mut chosen = BTreeSet::new();
     for value in values {

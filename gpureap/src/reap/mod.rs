@@ -46,16 +46,19 @@ use crate::{
     error::Failure,
     exit_code::Exit,
     eyes::{self, Opened},
-    gpu::devices::Devices,
+    gpu::{devices::Devices, nvml::NvmlTrouble},
     kernel::rights,
     model::{Eyes, Slot},
     out::{self, words::plural},
 };
 
+/// A note, with the reason behind it.
+const WITHOUT_CONTEXTS: &str = "nobody could be asked for contexts, so who only has one and no mapping does not count";
+
 pub fn run(args: &ReapArgs, config: &Config) -> anyhow::Result<Exit> {
     let Opened { eyes, devices, note } = eyes::open_configured(config)?;
     if devices.is_empty() {
-        return Err(Failure::no_device().into());
+        return Err(Failure::no_device(note.as_deref()).into());
     }
     reap(args, config, &devices, eyes.as_ref(), note)
 }
@@ -131,14 +134,21 @@ pub fn reap(
     } else {
         None
     };
+    let mut without_contexts = None;
     if let Some(nvml) = &mut nvml {
         nvml.start();
         if policy.matching == Matching::Attached {
-            policy.contexts = nvml.contexts();
+            match nvml.contexts() {
+                Ok(contexts) => policy.contexts = contexts,
+                // As it was wished.
+                Err(NvmlTrouble::Disabled) => {}
+                Err(trouble) => without_contexts = Some(format!("{WITHOUT_CONTEXTS}: {trouble}")),
+            }
         }
     }
     let view = eyes.view()?;
-    let Chosen { keys, undecided, notes: filter_notes } = chooser.chosen(&view)?;
+    let Chosen { keys, undecided, notes: mut filter_notes } = chooser.chosen(&view)?;
+    filter_notes.extend(without_contexts);
     policy.chosen = keys;
     policy.undecided = undecided;
     let subjects = people.subjects(&view);
