@@ -357,7 +357,7 @@ pub struct WaitArgs {
 #[derive(Clone, Debug, Default, Args)]
 #[command(next_help_heading = "Choosing")]
 pub struct FencedGpus {
-    /// GPU by minor, node path, UUID (or its beginning), PCI address, or `all` (repeatable) [default: all]
+    /// GPU by minor, node path, UUID (or its beginning), PCI address, MIG UUID, or `all` (repeatable) [default: all]
     #[arg(long, value_name = "GPU", action = ArgAction::Append)]
     pub gpu: Vec<String>,
     /// What a bare number in --gpu means: the N of /dev/nvidiaN, or nvidia-smi's index

@@ -91,7 +91,7 @@ fn root_without_capabilities() {
     const SYS_ADMIN: u64 = 1 << 21;
     let bench = bench();
     for (set, lacking) in [
-        (0, "CAP_BPF, which this process lacks"),
+        (0, "CAP_SYS_ADMIN, CAP_PERFMON, CAP_BPF, which this process lacks"),
         (BPF, "CAP_PERFMON"),
         (BPF | PERFMON, "CAP_SYS_ADMIN, which this process lacks"),
     ] {

@@ -400,7 +400,9 @@ fn refusal(error: &anyhow::Error) -> String {
 fn explain_load(error: &aya::EbpfError) -> anyhow::Error {
     let text = chain(error);
     if denied(error) {
-        return rights::refused("making a map for gpureap", &["CAP_BPF"], &text).into();
+        // Only root traces and fences, for which a look is not enough.
+        let needed = if rustix::process::geteuid().is_root() { PROBES } else { LOOKS };
+        return rights::refused("this", needed, &text).into();
     }
     Failure::unsupported(format!("the kernel does not take gpureap's maps ({text})")).into()
 }

@@ -51,5 +51,5 @@ pub(crate) fn denied_or(path: &std::path::Path, error: std::io::Error) -> anyhow
     if error.kind() == std::io::ErrorKind::PermissionDenied {
         return Failure::not_permitted(format!("{}: {}", path.display(), rights::file_refused())).into();
     }
-    Failure::unsupported(format!("{}: {error}", path.display())).into()
+    Failure::unsupported(format!("{} cannot be used: {error}", path.display())).into()
 }

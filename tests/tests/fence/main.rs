@@ -414,7 +414,7 @@ fn what_a_killed_or_another_gpureap_left_is_cleaned() {
     assert!(bench.run(&["fence", "--list"]).expect_code(8).complaint().contains("EXEMPT"));
     // Removed is said of what is gone.
     fs::create_dir(place.join("set/strange")).expect("a directory");
-    assert!(bench.run(&["unfence"]).expect_code(8).complaint().contains("fence/set: "));
+    assert!(bench.run(&["unfence"]).expect_code(8).complaint().contains("fence/set cannot be used: "));
     fs::remove_dir(place.join("set/strange")).expect("remove");
     let output = bench.run(&["unfence"]).expect_code(0);
     assert!(output.stdout.starts_with("note: a fence that this gpureap cannot read is removed"), "{output:#?}");
