@@ -31,7 +31,7 @@ const EVENTS_TIME: Duration = Duration::from_millis(250);
 const TIME: Duration = Duration::from_secs(10);
 
 /// What a question gets all the same when the caller's own time is up: it is the last one.
-const LAST_TIME: Duration = Duration::from_secs(1);
+const LAST_TIME: Duration = Duration::from_secs(2);
 
 /// For all that follow one without an answer: whoever asks has limits of its own to keep.
 const SILENT_TIME: Duration = Duration::from_millis(250);

@@ -412,6 +412,8 @@ fn what_a_killed_or_another_gpureap_left_is_cleaned() {
     // Without a part of it nobody can tell what it does.
     fs::remove_file(place.join("set/EXEMPT")).expect("unpin");
     assert!(bench.run(&["fence", "--list"]).expect_code(8).complaint().contains("EXEMPT"));
+    let notes = bench.holders(&[]).json["notes"].to_string();
+    assert!(notes.contains("what is fenced is not known: ") && notes.contains("EXEMPT"), "{notes}");
     // Removed is said of what is gone.
     fs::create_dir(place.join("set/strange")).expect("a directory");
     assert!(bench.run(&["unfence"]).expect_code(8).complaint().contains("fence/set cannot be used: "));
@@ -490,6 +492,16 @@ fn where_it_cannot_be_had_one_sentence_says_why() {
     command.env("GPUREAP_PIN_DIR", plain.join("gpureap"));
     refused(finish(command), 8, "mount -t bpf");
     refused(bench.run(&["fence", "--gpu", "/dev/null"]), 2, "no such GPU");
+    refused(bench.run(&["fence", "--gpu", "MIG-"]), 2, "not the UUID of a MIG device");
+    // Asked for, and not there.
+    let uuid = "MIG-0a1b2c3d-1111-2222-3333-444455556666";
+    for arguments in [["fence", "--gpu", uuid], ["unfence", "--gpu", uuid]] {
+        let output = bench.run(&arguments);
+        // A host with NVML knows that there is no such device.
+        if output.code != 2 {
+            refused(output, 8, "takes NVML, and ");
+        }
+    }
     bench.write_config("");
     if !Path::new("/proc/driver/nvidia").exists() {
         for arguments in [["fence"].as_slice(), &["fence", "--gpu", "0"]] {

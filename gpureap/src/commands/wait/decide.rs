@@ -71,12 +71,14 @@ pub struct Findings {
     pub kill_pending: bool,
     /// A process that was named may not be looked at.
     pub named_unseen: bool,
+    /// The view is an old one, less those who are known to have let go.
+    pub blind: bool,
 }
 
 /// With several causes the first of unkillable (4), held (3), protected (5) and kernel reference (6) wins.
 pub fn judge(standing: &Standing, view: &View, policy: &Policy, findings: Findings) -> Verdict {
     let Standing { holders, ignored, orphans, undecided } = standing;
-    let Findings { kill_pending, named_unseen } = findings;
+    let Findings { kill_pending, named_unseen, blind } = findings;
     let mut notes = Vec::new();
     if !ignored.is_empty() {
         notes.push(format!("{} monitors or protected processes hold and were not waited for", ignored.len()));
@@ -103,7 +105,7 @@ pub fn judge(standing: &Standing, view: &View, policy: &Policy, findings: Findin
     }
     let verified = view.complete && view.source != Source::Proc;
     // /proc tells root of every process, if not of files in flight.
-    let sees_all = verified || view.source == Source::Proc && policy.privileged;
+    let sees_all = verified || view.source == Source::Proc && policy.privileged && !blind;
     let unseen = if policy.pids.is_empty() { !sees_all } else { named_unseen };
     if unseen {
         notes.push("not every process could be seen, so it is not verified that the GPUs are free".to_owned());

@@ -128,7 +128,7 @@ fn files_without_a_process_are_waited_for() {
 #[test]
 fn the_first_of_several_causes_wins() {
     let (job, monitor, system) = (holder(10, 0, 0), holder(20, 0, 0), holder(30, 0, 0));
-    let stuck = Findings { kill_pending: true, named_unseen: false };
+    let stuck = Findings { kill_pending: true, ..Findings::default() };
     let with_orphan = |holders| View { orphans: vec![orphan(0)], ..view(holders) };
     let proc = View { source: Source::Proc, complete: false, ..view(vec![]) };
     let cases = [
@@ -188,6 +188,9 @@ fn the_first_of_several_causes_wins() {
         let verdict = judge(&standing(&seen, &policy, ignore), &seen, &policy, findings);
         assert_eq!((verdict.outcome, verdict.exit, verdict.verified), (outcome, exit, verified), "{case}");
     }
+    let blind = Findings { blind: true, ..Findings::default() };
+    let policy_of_root = policy(Matching::Any);
+    assert_eq!(judge(&Standing::default(), &proc, &policy_of_root, blind).exit, Exit::NotPermitted);
     let user = Policy { privileged: false, ..policy(Matching::Any) };
     let free = Standing::default();
     assert_eq!(judge(&free, &proc, &user, Findings::default()).exit, Exit::NotPermitted);
@@ -204,7 +207,7 @@ fn the_first_of_several_causes_wins() {
         assert!(standing.is_free(), "{undecided}");
         assert_eq!((verdict.exit, verdict.verified), (exit, exit == Exit::Done), "{undecided}");
     }
-    let unseen = Findings { kill_pending: false, named_unseen: true };
+    let unseen = Findings { named_unseen: true, ..Findings::default() };
     assert_eq!(judge(&free, &proc, &named, unseen).exit, Exit::NotPermitted);
 }
 
@@ -323,7 +326,7 @@ fn report(seen: &View, gone: &[Holder], stuck: bool, timeout: Option<Duration>) 
     let before = self::standing(&view(gone.to_vec()), &policy, false);
     let ended = before.holders.into_iter().zip(gone);
     let ended = ended.map(|(row, holder)| Ended { row, identity: identity(holder), at_ns: 1_500_000_000 }).collect();
-    let verdict = judge(&standing, seen, &policy, Findings { kill_pending: stuck, named_unseen: false });
+    let verdict = judge(&standing, seen, &policy, Findings { kill_pending: stuck, ..Findings::default() });
     let scene = Scene { host: &host, devices: &devices, policy: &policy, timeout, ignore_monitors: false };
     scene.report(Over { verdict, view: seen.clone(), standing, held, ended, at_ns: 3_000_000_000 })
 }

@@ -14,6 +14,8 @@ use super::{
 use crate::{
     choose::{Chooser, Chosen},
     clock::{boottime_ns, nanos},
+    error::exit_of,
+    exit_code::Exit,
     model::{Backend, Eyes, ProcKey, Source, View},
     reap::{
         people::ProcPeople,
@@ -63,6 +65,8 @@ struct Course {
     known: Vec<Held>,
     ended: Vec<Ended>,
     last: Option<View>,
+    /// Nobody can look any more.
+    blind: bool,
 }
 
 pub(super) struct Vigil<'a> {
@@ -93,7 +97,7 @@ impl Vigil<'_> {
 
     /// Until it is over; the sweep that says so.
     fn follow(&mut self, course: &mut Course, give_up: u64) -> anyhow::Result<(View, Standing)> {
-        let Course { known, ended, last } = course;
+        let Course { known, ended, last, blind: _ } = course;
         let mut pause = PAUSE_MIN;
         let mut next_view = 0;
         let mut longest = PAUSE_MAX_DEAF;
@@ -239,7 +243,10 @@ impl Vigil<'_> {
 
     /// The end, when nobody can look any more: of those that were seen, whoever is not known to have let go still holds.
     fn blind(&self, mut course: Course, coroner: &Coroner, error: anyhow::Error) -> anyhow::Result<Over> {
-        let Some(mut view) = course.last.take() else { return Err(error) };
+        // What was asked for is wrong, as a holder that came meanwhile has shown.
+        let wrong = exit_of(&error) == Exit::Usage;
+        let Some(mut view) = course.last.take().filter(|_| !wrong) else { return Err(error) };
+        course.blind = true;
         let known = &course.known;
         view.complete = false;
         view.notes.push(format!("the last look failed, so this is what was known before: {error:#}"));
@@ -250,7 +257,7 @@ impl Vigil<'_> {
 
     /// The end, by a sweep that was just made.
     fn over(&self, view: View, mut standing: Standing, course: Course, coroner: &Coroner) -> Over {
-        let Course { known, mut ended, last: _ } = course;
+        let Course { known, mut ended, last: _, blind } = course;
         let at_ns = boottime_ns();
         for held in &known {
             let Held { row, identity, .. } = held;
@@ -276,6 +283,7 @@ impl Vigil<'_> {
         let held: Vec<(Row, Identity, Option<Stuck>)> =
             standing.holders.iter().map(|row| (row.clone(), identity(row), examine(row))).collect();
         let findings = Findings {
+            blind,
             kill_pending: held.iter().any(|(_, _, stuck)| stuck.is_some()),
             named_unseen: self.policy.pids.iter().any(|pid| self.is_hidden(*pid, view.source)),
         };
