@@ -89,7 +89,9 @@ fn root_without_capabilities() {
     const BPF: u64 = 1 << 39;
     const PERFMON: u64 = 1 << 38;
     const SYS_ADMIN: u64 = 1 << 21;
-    let bench = bench();
+    let mut bench = bench();
+    // What the other sets take is another matter.
+    bench.backend = "gate".into();
     for (set, lacking) in [
         (0, "CAP_SYS_ADMIN, CAP_PERFMON, CAP_BPF, which this process lacks"),
         (BPF, "CAP_PERFMON"),
