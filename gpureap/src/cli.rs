@@ -249,7 +249,7 @@ pub struct Choosing {
     #[arg(long, value_name = "PID", action = ArgAction::Append, value_parser = clap::value_parser!(u32).range(1..))]
     pub tree_of: Vec<u32>,
     /// Processes that started at least so long ago: 90s, 12h, 3d
-    #[arg(long, value_name = "TIME", value_parser = wish::age)]
+    #[arg(long, value_name = "TIME", value_parser = duration)]
     pub older_than: Option<Duration>,
 }
 
@@ -420,7 +420,7 @@ pub struct EventsArgs {
 #[derive(Clone, Debug, Default, Args)]
 #[command(next_help_heading = "Choosing")]
 pub struct FencedGpus {
-    /// GPU by minor, node path, UUID (or its beginning), PCI address, or `all` (repeatable) [default: all]
+    /// GPU by minor, node path, UUID (or its beginning), PCI address, MIG UUID, or `all` (repeatable) [default: all]
     #[arg(long, value_name = "GPU", action = ArgAction::Append)]
     pub gpu: Vec<String>,
     /// What a bare number in --gpu means: the N of /dev/nvidiaN, or nvidia-smi's index

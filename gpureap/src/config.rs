@@ -2,7 +2,8 @@
 
 use std::{
     ffi::OsString,
-    fs, io,
+    fmt, fs, io,
+    marker::PhantomData,
     path::{Path, PathBuf},
     str::FromStr,
     time::Duration,
@@ -11,7 +12,10 @@ use std::{
 use anyhow::Context as _;
 use gpureap_common::abi::{ANY_MINOR, MAX_MAJOR};
 use jiff::{Span, SpanRelativeTo};
-use serde::{Deserialize, Deserializer};
+use serde::{
+    Deserialize, Deserializer,
+    de::{SeqAccess, Visitor},
+};
 
 use crate::{
     classify::{Rule, Rules},
@@ -389,9 +393,9 @@ pub fn duration(text: &str) -> Result<Duration, String> {
 }
 
 #[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, expecting = "a configuration")]
 struct RawConfig {
-    #[serde(default)]
+    #[serde(default, deserialize_with = "tables")]
     device: Vec<toml::Spanned<RawDevice>>,
     #[serde(default)]
     daemon: RawDaemon,
@@ -401,12 +405,35 @@ struct RawConfig {
     nvml: RawNvml,
     #[serde(default)]
     journal: RawJournal,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "tables")]
     class: Vec<Rule>,
 }
 
+/// A list of tables. One in single brackets is a likely mistake.
+fn tables<'de, T: Deserialize<'de>, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<T>, D::Error> {
+    struct Tables<T>(PhantomData<T>);
+
+    impl<'de, T: Deserialize<'de>> Visitor<'de> for Tables<T> {
+        type Value = Vec<T>;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("tables in double brackets, such as [[device]]")
+        }
+
+        fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Vec<T>, A::Error> {
+            let mut tables = Vec::new();
+            while let Some(table) = list.next_element()? {
+                tables.push(table);
+            }
+            Ok(tables)
+        }
+    }
+
+    deserializer.deserialize_seq(Tables(PhantomData))
+}
+
 #[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, expecting = "a device: a table [[device]]")]
 struct RawDevice {
     kind: RawKind,
     major: u32,
@@ -421,7 +448,7 @@ enum RawKind {
 }
 
 #[derive(Default, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, expecting = "a table [daemon]")]
 struct RawDaemon {
     sweep_period: Option<Period<1_000>>,
     loss_poll: Option<Period<10>>,
@@ -429,7 +456,7 @@ struct RawDaemon {
 }
 
 #[derive(Default, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, expecting = "a table [maps]")]
 struct RawMaps {
     files: Option<MapSize>,
     holders: Option<MapSize>,
@@ -439,7 +466,7 @@ struct RawMaps {
 }
 
 #[derive(Default, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, expecting = "a table [nvml]")]
 struct RawNvml {
     enabled: Option<bool>,
     library: Option<Library>,
@@ -682,6 +709,44 @@ mod tests {
         }
     }
 
+    /// What Rust calls things is nobody's business.
+    #[test]
+    fn mistakes_name_what_was_expected() {
+        let rule = |condition: &str| format!("[[class]]\nname = \"a\"\nclass = \"system\"\n{condition}");
+        for (text, expected) in [
+            ("device = 3".to_owned(), "expected tables in double brackets"),
+            (
+                "[device]\nkind = \"standin\"".to_owned(),
+                "c.toml:1: invalid type: map, expected tables in double brackets",
+            ),
+            ("[class]".to_owned(), "expected tables in double brackets"),
+            ("device = [3]".to_owned(), "expected a device: a table [[device]]"),
+            ("[[device]]\nkind = 3".to_owned(), ""),
+            ("daemon = 3".to_owned(), "expected a table [daemon]"),
+            ("maps = \"x\"".to_owned(), "expected a table [maps]"),
+            ("nvml = []".to_owned(), "expected a table [nvml]"),
+            ("class = [3]".to_owned(), "expected a rule: a table [[class]]"),
+            (rule("exe = 3"), "c.toml:4: `exe` must be a pattern or a list of patterns"),
+            (rule("unit = []"), "c.toml:4: `unit` is a list without patterns"),
+            (rule("image = [\"a\", \"\"]"), "c.toml:4: `image` has an empty pattern"),
+            (rule("pod = \"[\""), "c.toml:4: `pod` has the pattern `[`: "),
+            (rule("uid = []"), "a list of users that is empty fits nothing"),
+            (rule("uid = \"\""), "a user's name is not empty"),
+            (rule("uid = -1"), "`uid` must be a number"),
+            (rule("uid = 4294967295"), "uid 4294967295 is nobody's"),
+            (rule("exe = \"/x\"\ncomm = \"a-name-of-16-byt\""), "the kernel keeps 15 bytes"),
+            (rule("exe = \"/x\"\ncomm = [\"b\", \"*a-name-of-16-byt*\"]"), "fits nothing"),
+            (rule("unit = \"a/b.service\""), "the name of a unit has no `/`"),
+        ] {
+            let message = parse(&text).unwrap_err();
+            assert!(message.contains(expected), "{text:?}: {message}");
+            assert!(!message.contains("Raw") && !message.contains("struct"), "{text:?}: {message}");
+        }
+        for condition in ["comm = \"[a-zA-Z0-9_-]name-of-15*\"", "comm = \"\"", "comm = \"*a-name-of-15-by*\""] {
+            parse(&rule(&format!("exe = \"/x\"\n{condition}"))).unwrap();
+        }
+    }
+
     #[test]
     fn what_the_journal_keeps() {
         let text = "[journal]\nenabled = false\nmax_age = \"7d\"\nmax_size = \"500 MB\"\nheartbeat = \"1m\"\n\
@@ -758,6 +823,23 @@ mod tests {
             ("0.25", Some(Duration::from_millis(250))),
             ("250ms", Some(Duration::from_millis(250))),
             ("1m 30s", Some(Duration::from_secs(90))),
+            ("12h", Some(Duration::from_hours(12))),
+            ("3d", Some(Duration::from_hours(72))),
+            ("1 day", Some(Duration::from_hours(24))),
+            ("2days 1h", Some(Duration::from_hours(49))),
+            ("1d12h", Some(Duration::from_hours(36))),
+            ("0d", Some(Duration::ZERO)),
+            ("1w", Some(Duration::from_hours(7 * 24))),
+            ("2 weeks 1d", Some(Duration::from_hours(15 * 24))),
+            ("d", None),
+            ("1decade", None),
+            ("-1d", None),
+            ("1d-1h", None),
+            ("3d3d", None),
+            ("1h2d", None),
+            ("99999999999d", None),
+            ("1d18446744073709549568", None),
+            ("3d 18446744073709549568s", None),
             ("", None),
             (".", None),
             ("-5", None),

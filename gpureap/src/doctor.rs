@@ -122,11 +122,7 @@ fn examine(config: &Config) -> Report {
     );
     match load::cgroup2_root(&config.paths.proc) {
         Some(at) => checks.add("cgroup2", Verdict::Ok, format!("mounted at {}", at.display())),
-        None => checks.add(
-            "cgroup2",
-            Verdict::Degraded,
-            "not mounted, so `gate` cannot run: mount -t cgroup2 none /sys/fs/cgroup",
-        ),
+        None => checks.add("cgroup2", Verdict::Degraded, format!("neither `gate` nor a fence: {}", load::NO_CGROUP2)),
     }
     device_checks(config, &mut checks);
     running(config, &mut checks);

@@ -23,9 +23,10 @@ impl Failure {
     pub fn unsupported(message: impl Into<String>) -> Self {
         Self::new(Exit::Unsupported, message)
     }
-    /// For those who have nothing to look at.
-    pub fn no_device() -> Self {
-        Self::unsupported(format!("this host has {NO_DEVICE}"))
+    /// For those who have nothing to look at; `note`: why a daemon that may know better was not asked.
+    pub fn no_device(note: Option<&str>) -> Self {
+        let note = note.map(|note| format!(" ({note})")).unwrap_or_default();
+        Self::unsupported(format!("this host has {NO_DEVICE}{note}"))
     }
     pub fn not_permitted(message: impl Into<String>) -> Self {
         Self::new(Exit::NotPermitted, message)

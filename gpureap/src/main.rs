@@ -2,8 +2,7 @@
 
 use std::{env, ffi::OsString, process::ExitCode};
 
-use clap::Parser as _;
-use gpureap::{cli::Cli, demo, error::exit_of, gpu::nvml, out, run};
+use gpureap::{demo, error::exit_of, gpu::nvml, out, run};
 
 fn main() -> ExitCode {
     let words: Vec<OsString> = env::args_os().collect();
@@ -12,7 +11,7 @@ fn main() -> ExitCode {
         Some(word) if word == demo::ACTOR => demo::actor(&words[2..]),
         // The process that loads NVML, so that none of the others has to.
         Some(word) if word == nvml::child::WORD => nvml::child::run(&words[2..]),
-        _ => run::run(&Cli::parse_from(words)),
+        _ => run::parse(words).map_err(Into::into).and_then(|cli| run::run(&cli)),
     };
     match result {
         Ok(exit) => exit.into(),

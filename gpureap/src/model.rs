@@ -213,4 +213,6 @@ pub trait Eyes {
     /// What one process holds at this instant; `None` if nothing.
     fn look_at(&self, tgid: u32) -> anyhow::Result<Option<Holder>>;
     fn lineage(&self) -> &dyn LineageSource;
+    /// The caller has until that boottime; who asks somebody else is to be done soon after.
+    fn give_up_at(&self, _boottime_ns: u64) {}
 }

@@ -1,7 +1,8 @@
 //! From a parsed command line to the command.
 
-use std::{env, io, io::IsTerminal as _};
+use std::{env, ffi::OsString, io, io::IsTerminal as _};
 
+use clap::{Parser as _, error::ErrorKind};
 use tracing::level_filters::LevelFilter;
 
 use crate::{
@@ -9,9 +10,28 @@ use crate::{
     commands,
     config::{Config, Paths},
     daemon, demo, doctor,
+    error::Failure,
     exit_code::Exit,
     reap,
 };
+
+/// Help and the version are printed here, and end the process.
+pub fn parse(words: Vec<OsString>) -> Result<Cli, Failure> {
+    Cli::try_parse_from(words).map_err(|error| {
+        let asks = !error.use_stderr() || error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand;
+        if asks { error.exit() } else { Failure::usage(sentence(&error.render().to_string())) }
+    })
+}
+
+/// What clap writes in paragraphs, as one sentence like any other.
+fn sentence(text: &str) -> String {
+    // From the end: a value that is quoted may hold anything.
+    let cut = |text: &str, at: &str| text.rfind(at).map_or(text, |end| &text[..end]).to_owned();
+    let text = cut(&cut(text, "\n\nFor more information"), "\n\nUsage: gpureap ");
+    let text = text.trim_end().strip_prefix("error: ").unwrap_or(&text).to_owned();
+    let joined = text.replace("\n\n  ", "; ").replace(":\n  ", ": ").replace("\n  [", " [").replace("\n  ", ", ");
+    format!("{joined}; try --help")
+}
 
 pub fn run(cli: &Cli) -> anyhow::Result<Exit> {
     let Cli { global, command } = cli;
@@ -54,4 +74,29 @@ fn log(global: &Global) {
         .log_internal_errors(false)
         .finish();
     drop(tracing::subscriber::set_global_default(subscriber));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::exit_code::Exit;
+
+    #[test]
+    fn a_wrong_command_line_is_one_sentence() {
+        for (line, expected) in [
+            (&["frobnicate"][..], "unrecognized subcommand 'frobnicate'"),
+            (&["holders", "--frobnicate"], "unexpected argument '--frobnicate' found"),
+            (&["holders", "--by", "x"], "invalid value 'x' for '--by <BY>' [possible values: minor, index]"),
+            (&["blockers"], "the following required arguments were not provided: --for <OPERATION>"),
+            (&["reap", "--now", "--grace", "3s"], "the argument '--now' cannot be used with '--grace <TIME>'"),
+            (
+                &["holders", "--env", "a\n\nUsage: b\u{202e}"],
+                "invalid value 'a\n\nUsage: b\u{202e}' for '--env <KEY=VAL>': `a\n\nUsage: b\u{202e}` is not KEY=VAL",
+            ),
+        ] {
+            let words = std::iter::once("gpureap").chain(line.iter().copied()).map(OsString::from).collect();
+            let Failure { exit, message } = parse(words).unwrap_err();
+            assert_eq!((exit, message), (Exit::Usage, format!("{expected}; try --help")));
+        }
+    }
 }

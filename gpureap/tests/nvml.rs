@@ -534,3 +534,28 @@ fn blockers_ask_for_settings_and_do_not_wait_for_ever() {
     let notes: Vec<&str> = report["notes"].as_array().unwrap().iter().filter_map(|note| note.as_str()).collect();
     assert!(notes.iter().any(|note| note.ends_with(trouble)), "{notes:?}");
 }
+
+/// A plan of a recorded host with a library that hangs says what it does not know.
+#[test]
+fn a_plan_without_contexts_says_so() {
+    let bench = Bench::new(&World { hang: vec!["nvmlDeviceGetUUID".to_owned()], ..of(&[h200(0)]) }, &[]);
+    let host = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/h200");
+    let config = bench.dir.path().join("config.toml");
+    let library = bench.library();
+    for (enabled, expected) in [(true, Some("NVML did not answer within 500 ms")), (false, None)] {
+        let text = format!("[nvml]\nenabled = {enabled}\nlibrary = {library:?}\ntimeout = \"500ms\"\n");
+        fs::write(&config, text).unwrap();
+        let mut command = Command::new(GPUREAP);
+        for name in ["proc", "sys", "dev"] {
+            command.env(format!("GPUREAP_{}", name.to_uppercase()), host.join(name));
+        }
+        let output = command.args(["reap", "--dry-run", "--gpu", "0", "--json", "--config"]).arg(&config).output();
+        let output = output.unwrap();
+        assert_eq!(output.status.code(), Some(0), "{output:?}");
+        let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        let notes = report["notes"].as_array().unwrap().iter().filter_map(|note| note.as_str());
+        let told: Vec<&str> = notes.filter(|note| note.contains("contexts")).collect();
+        assert_eq!(told.len(), usize::from(expected.is_some()), "{report:#}");
+        assert!(expected.is_none_or(|end| told[0].ends_with(end)), "{told:?}");
+    }
+}

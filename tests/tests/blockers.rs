@@ -140,7 +140,14 @@ fn what_cannot_be_asked_is_refused_in_one_sentence() {
     sysfs(&bench, &[]);
     let output = blockers(&bench, &["--for", "unload", "--gpu", "0"]).expect_code(2);
     assert!(output.complaint().contains("every GPU"), "{output:#?}");
+    // What the daemon traces can be asked for where nothing else is known.
+    let daemon = bench.daemon();
     bench.write_config("");
+    let scene = Scene::start("plain", DEV, &[]);
+    let report = blockers(&bench, &["--for", "reset"]).expect_code(3).json();
+    assert!(report["source"] == "map" && pids(&report).contains(&scene.pid()), "{report:#}");
+    drop((scene, daemon));
+    fs::remove_dir_all(bench.pins()).ok();
     let output = blockers(&bench, &["--for", "reset"]);
     if output.code != 8 {
         return skip("V6 without a driver", "this host has one");

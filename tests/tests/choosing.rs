@@ -255,9 +255,10 @@ fn what_cannot_be_meant_is_a_usage_error() {
         (["--unit", "a/b"], "not the name of a unit"),
         (["--older-than", "soon"], "not a length of time"),
         (["--tree-of", &tid], "is a thread of process"),
+        (["--pid", &tid], "is a thread of process"),
         (["--gpu", "MIG-GPU-0/1/0"], "no such GPU"),
     ] {
-        for command in [&["holders"][..], &["reap", "--yes"]] {
+        for command in [&["holders"][..], &["reap", "--yes"], &["wait", "--timeout", "0"]] {
             let output = bench.run(&[command, &filter].concat()).expect_code(2);
             assert!(output.stderr.contains(word), "{filter:?}: {output:#?}");
             assert_eq!(output.stdout, "", "{filter:?}");

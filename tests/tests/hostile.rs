@@ -3,7 +3,7 @@ use std::{fs, os::unix::fs::PermissionsExt as _, process::Command};
 
 use gpureap::bpf::handles::Maps;
 use gpureap_common::record::Meta;
-use gpureap_tests::harness::{Bench, Device, Output, Scene, World, finish, skip, sys, wait_for};
+use gpureap_tests::harness::{Bench, Device, Output, Scene, World, finish, skip, sys};
 
 const DEV: &str = "/dev/zero";
 const USAGE: i32 = 2;
@@ -83,11 +83,48 @@ fn a_daemon_that_is_not_root() {
     refused(daemon_in(&bench, world), NOT_PERMITTED, "root");
 }
 
+/// What is lacking is named, of root too.
+#[test]
+fn root_without_capabilities() {
+    const BPF: u64 = 1 << 39;
+    const PERFMON: u64 = 1 << 38;
+    const SYS_ADMIN: u64 = 1 << 21;
+    let mut bench = bench();
+    // What the other sets take is another matter.
+    bench.backend = "gate".into();
+    for (set, lacking) in [
+        (0, "CAP_SYS_ADMIN, CAP_PERFMON, CAP_BPF, which this process lacks"),
+        (BPF, "CAP_PERFMON"),
+        (BPF | PERFMON, "CAP_SYS_ADMIN, which this process lacks"),
+    ] {
+        for arguments in [["daemon"].as_slice(), &["fence", "--gpu", DEV]] {
+            let world = World::default().with_capabilities(set);
+            let output = finish(world.enter(bench.command(arguments))).expect_code(NOT_PERMITTED);
+            let complaint = output.complaint();
+            assert!(complaint.contains(lacking), "`{lacking}` in {output:#?}");
+            assert!(!complaint.contains("needs root") && !complaint.contains("does not load"), "{output:#?}");
+        }
+    }
+    let world = World::default().with_capabilities(SYS_ADMIN);
+    finish(world.clone().enter(bench.command(&["fence", "--gpu", DEV]))).expect_code(0);
+    finish(world.enter(bench.command(&["unfence"]))).expect_code(0);
+    // A directory of somebody else's.
+    fs::remove_file(bench.path("run/daemon.lock")).expect("its lock");
+    std::os::unix::fs::chown(bench.path("run"), Some(NOBODY), None).expect("chown");
+    refused(daemon_in(&bench, World::default().with_capabilities(0)), NOT_PERMITTED, "CAP_DAC_OVERRIDE");
+}
+
 #[test]
 fn an_ordinary_user_closes_no_device_for_others() {
     let bench = bench();
     let Some(world) = open_to_all("fence not root", &bench) else { return };
-    for arguments in [["fence", "--gpu", DEV].as_slice(), &["fence", "--list"], &["unfence"]] {
+    for arguments in [
+        ["fence", "--gpu", DEV].as_slice(),
+        &["fence", "--list"],
+        &["unfence"],
+        &["reap", "--fence", "--dry-run"],
+        &["reap", "--fence", "--yes"],
+    ] {
         refused(finish(world.clone().enter(bench.command(arguments))), NOT_PERMITTED, "root");
     }
 }
@@ -97,10 +134,14 @@ fn holders_for_an_ordinary_user_shows_what_it_may() {
     let bench = bench();
     let Some(world) = open_to_all("holders not root", &bench) else { return };
     let scene = Scene::start("plain", DEV, &[]);
-    let output = finish(world.enter(bench.command(&["holders", "--json"]))).expect_code(0);
+    let output = finish(world.clone().enter(bench.command(&["holders", "--json"]))).expect_code(0);
     let json = output.json();
     assert_eq!(json["source"], "proc");
     assert_eq!(json["complete"], false, "root's processes cannot be looked into: {json:#}");
+    // The map is there and root's.
+    fs::create_dir(bench.pins()).expect("a directory");
+    fs::set_permissions(bench.pins(), fs::Permissions::from_mode(0o700)).expect("chmod");
+    refused(finish(world.enter(bench.command(&["holders", "--source", "map"]))), NOT_PERMITTED, "run as root");
     assert!(sys::session(scene.pid()).is_some());
 }
 
@@ -215,9 +256,17 @@ fn a_second_daemon() {
 #[test]
 fn an_unknown_word_on_the_command_line() {
     let bench = bench();
-    for arguments in [&["frobnicate"][..], &["holders", "--frobnicate"], &["reap", "--grace", "soon"]] {
-        let output = bench.run(arguments).expect_code(USAGE);
-        assert!(!output.stderr.is_empty() && output.stdout.is_empty(), "{output:#?}");
+    for (arguments, word) in [
+        (&["frobnicate"][..], "frobnicate"),
+        (&["holders", "--frobnicate"], "--frobnicate"),
+        (&["reap", "--grace", "soon"], "not a length of time"),
+        (&["reap", "--older-than", "1d18446744073709549568"], "not a length of time"),
+        (&["holders", "--user", "a\n\u{202e}b"], "no such user: a\\n\\u{202e}b"),
+        (&["holders", "--user", "4294967295"], "nobody's number"),
+    ] {
+        let output = bench.run(arguments);
+        assert!(output.stdout.is_empty(), "{output:#?}");
+        refused(output, USAGE, word);
     }
 }
 
@@ -242,7 +291,7 @@ fn pins_that_are_deleted_end_the_daemon() {
             fs::remove_file(link.path()).expect("unpin");
         }
     }
-    wait_for("the daemon notices", || !daemon.runs());
+    assert_eq!(daemon.end().code(), Some(1), "so that its supervisor starts it again");
     assert!(daemon.log().contains("nothing is traced any more"), "{}", daemon.log());
 }
 
@@ -260,14 +309,12 @@ fn a_map_that_is_too_small_is_told_and_nobody_is_missed() {
     assert!(seen.lost_events > 0);
 }
 
-#[test]
-fn a_pid_namespace_of_its_own() {
-    let bench = bench();
-    let scene = Scene::start("plain", DEV, &[]);
-    let inside = |arguments: &[&str]| {
+/// What gpureap says in namespaces of its own, by the flags of unshare(1); `None` where there are none to be had.
+fn inside<'a>(test: &str, bench: &'a Bench, namespaces: &'a [&'a str]) -> Option<impl Fn(&[&str]) -> Output + use<'a>> {
+    let run = move |arguments: &[&str]| {
         let host = bench.command(arguments);
         let mut command = Command::new("unshare");
-        command.args(["--pid", "--fork", "--mount-proc"]).arg(host.get_program()).args(host.get_args());
+        command.args(namespaces).arg(host.get_program()).args(host.get_args());
         for (name, value) in host.get_envs() {
             if let Some(value) = value {
                 command.env(name, value);
@@ -275,15 +322,50 @@ fn a_pid_namespace_of_its_own() {
         }
         command
     };
-    if inside(&["--version"]).output().is_ok_and(|output| output.status.success()) {
-        refused(finish(inside(&["daemon"])), UNSUPPORTED, "pid namespace");
-        let seen = finish(inside(&["holders", "--json"])).expect_code(0).json();
-        assert_eq!((&seen["source"], &seen["complete"]), (&"proc".into(), &false.into()), "{seen:#}");
-        let report = finish(inside(&["reap", "--yes", "--json"])).json();
-        assert_eq!(report["verified"], false, "{report:#}");
-        assert!(sys::signal(scene.pid(), 0), "it lives");
-    } else {
-        skip("a_pid_namespace_of_its_own", "no unshare(1) here");
+    if run(&["--version"]).output().is_ok_and(|output| output.status.success()) {
+        return Some(move |arguments: &[&str]| finish(run(arguments)));
+    }
+    skip(test, &format!("no unshare(1) here that knows {namespaces:?}"));
+    None
+}
+
+#[test]
+fn a_pid_namespace_of_its_own() {
+    let bench = bench();
+    let scene = Scene::start("plain", DEV, &[]);
+    let Some(inside) = inside("pid namespace", &bench, &["--pid", "--fork", "--mount-proc"]) else { return };
+    refused(inside(&["daemon"]), UNSUPPORTED, "pid namespace");
+    let seen = inside(&["holders", "--json"]).expect_code(0).json();
+    assert_eq!((&seen["source"], &seen["complete"]), (&"proc".into(), &false.into()), "{seen:#}");
+    let report = inside(&["reap", "--yes", "--json"]).json();
+    assert_eq!(report["verified"], false, "{report:#}");
+    for arguments in [["reap", "--fence", "--yes"], ["reap", "--fence", "--dry-run"]] {
+        refused(inside(&arguments), UNSUPPORTED, "pid namespace");
+    }
+    assert!(sys::signal(scene.pid(), 0), "it lives");
+}
+
+/// Nobody there could be told from gpureap's own ancestors.
+#[test]
+fn a_proc_of_another_pid_namespace() {
+    let bench = bench();
+    let scene = Scene::start("plain", DEV, &[]);
+    let Some(inside) = inside("another /proc", &bench, &["--pid", "--fork"]) else { return };
+    for dry_run in [false, true] {
+        let arguments: &[&str] = if dry_run { &["reap", "--dry-run"] } else { &["reap", "--yes", "--now"] };
+        refused(inside(arguments), UNSUPPORTED, "mount -t proc");
+    }
+    assert!(sys::signal(scene.pid(), 0), "it lives");
+}
+
+#[test]
+fn root_of_a_user_namespace_is_not_told_that_a_device_is_free() {
+    let bench = bench();
+    let _scene = Scene::start("plain", DEV, &[]);
+    let Some(inside) = inside("user namespace", &bench, &["--user", "--map-root-user"]) else { return };
+    for arguments in [["wait", "--timeout", "0", "--json"].as_slice(), &["reap", "--yes", "--json"]] {
+        let report = inside(arguments).expect_code(NOT_PERMITTED).json();
+        assert_eq!((&report["source"], &report["verified"]), (&"proc".into(), &false.into()), "{report:#}");
     }
 }
 

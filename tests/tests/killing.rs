@@ -233,8 +233,9 @@ fn a_refusal_at_the_terminal_kills_nobody() {
     let mut terminal = Terminal::start(bench.command(&["reap"]));
     terminal.question();
     terminal.answer("n");
-    let (_, text) = terminal.finish();
+    let (code, text) = terminal.finish();
     assert!(alive(scene.pid()), "{text}");
+    assert_eq!(code, 3, "{text}");
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! The daemon may be killed at any moment: the kernel's map goes on being right, and a new daemon takes it over.
 use std::time::Duration;
 
-use gpureap_tests::harness::{Bench, Device, Scene};
+use gpureap_tests::harness::{Bench, Daemon, Device, Scene};
 
 const DEV: &str = "/dev/zero";
 
@@ -93,4 +93,36 @@ fn a_daemon_that_is_stopped_leaves_no_pins() {
     assert!(left.is_empty(), "{left:?}");
     let seen = bench.expect_truth(&scene, &[]);
     assert_eq!(seen.source, "snapshot");
+}
+
+#[test]
+fn a_daemon_that_keeps_leaves_its_programs_counting() {
+    let bench = Bench::new(&[Device::zero()]);
+    let mut daemon = Daemon::start_with(&bench, &["daemon", "--keep", "-v"]);
+    let mut scene = Scene::start("churn", DEV, &["31", "300"]);
+    bench.expect_truth(&scene, &[]);
+    let status = daemon.stop();
+    assert!(status.success(), "{status}:\n{}", daemon.log());
+    scene.resume();
+    scene.pause();
+    assert_eq!(bench.expect_truth(&scene, &[]).source, "map", "it is counted without a daemon");
+    daemon.start_again();
+    assert!(daemon.log().contains("adopted from pins"), "{}", daemon.log());
+    assert_eq!(bench.expect_truth(&scene, &[]).source, "map");
+}
+
+#[test]
+fn pins_of_other_sizes_are_replaced() {
+    let bench = Bench::new(&[Device::zero()]);
+    let mut daemon = bench.daemon();
+    let scene = Scene::start("plain", DEV, &[]);
+    bench.expect_truth(&scene, &[]);
+    daemon.kill();
+    let config = std::fs::read_to_string(bench.path("config.toml")).expect("the configuration");
+    bench.write_config(&config.replace("files = 4096", "files = 8192"));
+    daemon.start_again();
+    assert!(daemon.log().contains("maps.files was 4096 and is now 8192"), "{}", daemon.log());
+    assert_eq!(bench.expect_truth(&scene, &[]).source, "map");
+    let sets = std::fs::read_dir(bench.pins()).expect("the pins").flatten();
+    assert_eq!(sets.count(), 1, "the old set is gone");
 }

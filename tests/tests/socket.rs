@@ -248,7 +248,13 @@ fn a_daemon_that_does_not_answer_holds_nobody_up() {
     let output = as_user(&world, &bench, &["holders", "--json"]).expect_code(0);
     let took = begun.elapsed();
     let root = bench.holders(&[]);
+    // Where nothing is known without it, its silence is the reason.
+    bench.write_config("");
+    let blind = as_user(&world, &bench, &["reap", "--yes"]);
     sys::kill(daemon.pid(), libc::SIGCONT);
+    if !std::path::Path::new("/proc/driver/nvidia").exists() {
+        assert!(blind.expect_code(8).complaint().ends_with("does not answer)"));
+    }
     let json = output.json();
     assert_eq!(json["source"], "proc");
     assert!(json["notes"].to_string().contains("does not answer"), "{:#}", json["notes"]);

@@ -249,6 +249,26 @@ fn a_user_waits_for_everybody_through_the_socket() {
         assert_eq!((&json["source"], &json["verified"]), (&json!("map"), &json!(true)), "{json:#}");
         assert_eq!(pids(&json, "ended"), [i64::from(scene.pid())]);
     }
+    // Whose environment may not be read may be the one that is meant.
+    let scene = Scene::start("plain", DEV, &[]);
+    let wanting = bench.command(&["wait", "--json", "--env", "RANK=0"]);
+    let json = gpureap_tests::harness::finish(world.clone().enter(wanting)).expect_code(7).json();
+    assert_eq!((&json["outcome"], &json["source"]), (&json!("not-permitted"), &json!("map")), "{json:#}");
+    assert!(json["notes"].to_string().contains("may not be read, so --env leaves it out"), "{json:#}");
+    // A daemon that goes and does not come back takes neither the time nor the answer along.
+    let time = Duration::from_secs(if std::env::var_os("GPUREAP_TEST_VM").is_some() { 20 } else { 2 });
+    let limit = format!("{}s", time.as_secs());
+    let mut waiting = Waiting::start(world.clone().enter(bench.command(&["wait", "--json", "--timeout", &limit])));
+    let begun = Instant::now();
+    daemon.kill();
+    let output = waiting.output();
+    let took = begun.elapsed();
+    let json = output.expect_code(3).json();
+    assert_eq!(pids(&json, "holders"), [i64::from(scene.pid())]);
+    assert!(json["notes"].to_string().contains("the last look failed"), "{json:#}");
+    assert!(took < time + Duration::from_secs(5), "{took:?}");
+    daemon.start_again();
+    drop(scene);
     // Without a daemon nobody can say that nobody holds it.
     daemon.kill();
     let output = gpureap_tests::harness::finish(world.enter(command())).expect_code(7);

@@ -17,6 +17,7 @@ use super::{
     wire::{self, Answer, Code, Events, Get, MAX_ANSWER, MAX_KEYS, Refusal, Request},
 };
 use crate::{
+    clock::boottime_ns,
     error::Failure,
     gpu::devices::Devices,
     history::event::Event,
@@ -29,6 +30,9 @@ const FIRST_TIME: Duration = Duration::from_secs(2);
 const EVENTS_TIME: Duration = Duration::from_millis(250);
 /// For every other: the daemon may have a long walk to make, and tell a user that asks much to come again.
 const TIME: Duration = Duration::from_secs(10);
+
+/// What a question gets all the same when the caller's own time is up: it is the last one.
+const LAST_TIME: Duration = Duration::from_secs(2);
 
 /// For all that follow one without an answer: whoever asks has limits of its own to keep.
 const SILENT_TIME: Duration = Duration::from_millis(250);
@@ -163,8 +167,8 @@ impl Client {
                 Err(error) => return Err(error),
             };
             self.met.set(true);
-            let answer: Answer<T> = serde_json::from_slice(&bytes)
-                .map_err(|error| Unanswered::Strange { path: self.text(), message: error.to_string() })?;
+            let answer: Answer<T> =
+                wire::answer(&bytes).map_err(|message| Unanswered::Strange { path: self.text(), message })?;
             match answer {
                 Answer { answer: Some(answer), .. } => return Ok(answer),
                 Answer { error: Some(Refusal { code: Code::Busy, message, retry_ms }), .. } => {
@@ -219,8 +223,8 @@ pub fn events(path: &Path) -> Result<UnixStream, Unanswered> {
     let bytes = exchange(&mut stream, &Request::new(Get::Events), until)
         .map_err(|source| Unanswered::Broken { path: text(), source })?;
     let first = bytes.split(|byte| *byte == b'\n').next().unwrap_or_default();
-    let answer: Answer<Events> = serde_json::from_slice(first)
-        .map_err(|error| Unanswered::Strange { path: text(), message: error.to_string() })?;
+    let answer: Answer<Events> =
+        wire::answer(first).map_err(|message| Unanswered::Strange { path: text(), message })?;
     if let Some(Refusal { message, .. }) = answer.error {
         return Err(Unanswered::Refused { path: text(), message });
     }
@@ -271,6 +275,8 @@ pub struct SocketEyes {
     lineage: RefCell<HashMap<ProcKey, Option<Ancestor>>>,
     /// Holders of the last look that were not asked for yet: fetched along with the first that is.
     coming: RefCell<Vec<ProcKey>>,
+    /// Boottime until which the caller has time.
+    give_up_ns: Cell<u64>,
 }
 
 /// Eyes over the socket of a run directory, and the devices that its daemon traces.
@@ -279,14 +285,20 @@ pub fn open(run: &Path) -> Result<(SocketEyes, Devices), Unanswered> {
     let wire::Devices { devices, notes } = client.ask(&Request::new(Get::Devices), FIRST_TIME)?;
     let present = devices.iter().filter(|device| device.present).map(|device| device.slot).collect();
     let list = devices.into_iter().map(crate::model::Device::from).collect();
-    let eyes = SocketEyes { client, lineage: RefCell::default(), coming: RefCell::default() };
+    let give_up_ns = Cell::new(u64::MAX);
+    let eyes = SocketEyes { client, lineage: RefCell::default(), coming: RefCell::default(), give_up_ns };
     Ok((eyes, Devices::told(list, present, notes)))
 }
 
 impl SocketEyes {
+    fn time(&self) -> Duration {
+        let left = Duration::from_nanos(self.give_up_ns.get().saturating_sub(boottime_ns()));
+        left.clamp(LAST_TIME, TIME)
+    }
+
     fn look(&self, get: Get) -> anyhow::Result<View> {
         self.forget();
-        let view: wire::View = self.client.ask(&Request::new(get), TIME).map_err(Failure::from)?;
+        let view: wire::View = self.client.ask(&Request::new(get), self.time()).map_err(Failure::from)?;
         let view = View::from(view);
         *self.coming.borrow_mut() = view.holders.iter().map(|holder| holder.key).collect();
         Ok(view)
@@ -308,7 +320,7 @@ impl SocketEyes {
                 }
             }
         }
-        let answer = self.client.ask::<wire::Lineage>(&Request::lineage(&keys), TIME);
+        let answer = self.client.ask::<wire::Lineage>(&Request::lineage(&keys), self.time());
         let mut known = self.lineage.borrow_mut();
         for key in keys {
             known.insert(key, None);
@@ -335,12 +347,16 @@ impl Eyes for SocketEyes {
 
     fn look_at(&self, tgid: u32) -> anyhow::Result<Option<Holder>> {
         self.forget();
-        let wire::LookAt { holder } = self.client.ask(&Request::look_at(tgid), TIME).map_err(Failure::from)?;
+        let wire::LookAt { holder } = self.client.ask(&Request::look_at(tgid), self.time()).map_err(Failure::from)?;
         Ok(holder.map(Holder::from))
     }
 
     fn lineage(&self) -> &dyn LineageSource {
         self
+    }
+
+    fn give_up_at(&self, boottime_ns: u64) {
+        self.give_up_ns.set(boottime_ns);
     }
 }
 

@@ -304,6 +304,23 @@ fn events_are_passed_on() {
 }
 
 #[test]
+fn a_daemon_of_another_version_is_no_source() {
+    let dir = tempfile::tempdir().unwrap();
+    let listener = std::os::unix::net::UnixListener::bind(super::path(dir.path())).unwrap();
+    let daemon = thread::spawn(move || {
+        for stream in listener.incoming().take(2) {
+            let mut stream = stream.unwrap();
+            assert!(stream.read(&mut [0; 1024]).unwrap() > 0);
+            stream.write_all(b"{\"v\":2,\"answer\":{\"devices\":[],\"notes\":[],\"events\":0}}\n").unwrap();
+        }
+    });
+    let error = client::open(dir.path()).unwrap_err();
+    assert!(error.to_string().ends_with("it is of version 2 of the protocol, and this gpureap speaks 1"), "{error}");
+    assert!(matches!(client::events(&super::path(dir.path())), Err(client::Unanswered::Strange { .. })));
+    daemon.join().unwrap();
+}
+
+#[test]
 fn nobody_listens() {
     let dir = tempfile::tempdir().unwrap();
     let begun = Instant::now();

@@ -3,7 +3,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use serde::{Deserialize, Serialize, de::IgnoredAny};
+use serde::{
+    Deserialize, Serialize,
+    de::{DeserializeOwned, IgnoredAny},
+};
 
 use crate::model::{self, Backend, DeviceKind, How, ProcKey, Slot, Source};
 
@@ -74,6 +77,22 @@ const fn none<T>() -> Option<T> {
 impl<T> Answer<T> {
     pub const fn of(answer: T) -> Self {
         Self { v: VERSION, answer: Some(answer), error: None }
+    }
+}
+
+/// Reads an answer. In another version the same words may mean something else.
+pub fn answer<T: DeserializeOwned>(bytes: &[u8]) -> Result<Answer<T>, String> {
+    #[derive(Deserialize)]
+    struct Spoken {
+        v: u32,
+    }
+    let answer: Result<Answer<T>, _> = serde_json::from_slice(bytes);
+    let spoken = || serde_json::from_slice(bytes).ok().map(|Spoken { v }| v);
+    match answer.as_ref().map_or_else(|_| spoken(), |answer| Some(answer.v)) {
+        Some(v) if v != VERSION => {
+            Err(format!("it is of version {v} of the protocol, and this gpureap speaks {VERSION}"))
+        }
+        _ => answer.map_err(|error| error.to_string()),
     }
 }
 
@@ -461,8 +480,23 @@ mod tests {
 
     use super::*;
 
-    fn round<T: Serialize + serde::de::DeserializeOwned>(value: &T) -> T {
+    fn round<T: Serialize + DeserializeOwned>(value: &T) -> T {
         serde_json::from_slice(&line(value)).unwrap()
+    }
+
+    #[test]
+    fn answers_of_another_version_are_not_believed() {
+        let read = |text: &str| answer::<Lineage>(text.as_bytes()).map(|answer| answer.answer.is_some());
+        assert_eq!(read(r#"{"v":1,"answer":{"processes":[]}}"#), Ok(true));
+        for text in [
+            r#"{"v":2,"answer":{"processes":[]}}"#,
+            r#"{"v":2,"answer":7}"#,
+            r#"{"v":2,"error":{"code":"new","message":"x"}}"#,
+        ] {
+            let expected = "it is of version 2 of the protocol, and this gpureap speaks 1";
+            assert_eq!(read(text), Err(expected.to_owned()), "{text}");
+        }
+        assert!(read(r#"{"v":1,"answer":7}"#).is_err() && read("{}").is_err());
     }
 
     fn view() -> model::View {

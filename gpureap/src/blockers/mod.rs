@@ -113,7 +113,7 @@ pub fn decide(scene: &Scene<'_>) -> Decision {
     items.sort_by_key(|item| item.rank);
     let (outcome, exit) = verdict(&items, scene);
     if outcome == Outcome::Unknown {
-        notes.push("not every process could be seen: root sees all, in the host's pid namespace".to_owned());
+        notes.push("not every process could be seen: root sees all, in the host's pid and user namespaces".to_owned());
     }
     if scene.operation == Operation::Mig {
         notes.extend(undividable(scene, &reach));

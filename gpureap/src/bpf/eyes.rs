@@ -391,8 +391,8 @@ impl KernelEyes {
 
 /// Opens the pinned maps of a running tracer, if there is one that this build can read.
 pub fn from_pins(config: &Config, devices: &Devices) -> anyhow::Result<Result<KernelEyes, Vec<String>>> {
-    let (sets, _) =
-        super::pins::list(&config.paths.pin).with_context(|| format!("read {}", config.paths.pin.display()))?;
+    let root = &config.paths.pin;
+    let (sets, _) = super::pins::list(root).map_err(|error| super::denied_or(root, error))?;
     let mut notes = Vec::new();
     for set in sets {
         match Handles::from_pins(&set.dir) {

@@ -41,6 +41,10 @@ pub struct Loaded {
     aya_btf: AyaBtf,
 }
 
+/// The capabilities that iterators take, and those that programs take which are attached.
+const LOOKS: &[&str] = &["CAP_BPF", "CAP_PERFMON"];
+pub(super) const PROBES: &[&str] = &["CAP_BPF", "CAP_PERFMON", "CAP_SYS_ADMIN"];
+
 /// Why a probe set does not run here, in the kernel's words.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refusal {
@@ -212,8 +216,7 @@ impl Loaded {
                 probe.take_link(id)?.into()
             }
             (Hook::CgroupDevice, loaded) => {
-                let root = cgroup_root
-                    .ok_or_else(|| anyhow!("no cgroup2 is mounted: mount -t cgroup2 none /sys/fs/cgroup"))?;
+                let root = cgroup_root.ok_or_else(|| anyhow!(NO_CGROUP2))?;
                 let cgroup = File::open(root).with_context(|| format!("open {}", root.display()))?;
                 let link = sys::link_cgroup_device(program_fd(loaded)?, cgroup.as_fd())?;
                 sys::pin(link.as_fd(), pin).with_context(|| format!("pin {}", pin.display()))?;
@@ -301,14 +304,8 @@ fn attach_first(
     }
     let reasons: Vec<String> =
         refusals.iter().map(|refusal| format!("`{}`: {}", name(refusal.backend), refusal.reason)).collect();
-    let lacking = rights::lacking();
-    if !lacking.is_empty() {
-        return Err(Failure::not_permitted(format!(
-            "this needs root with {}, which this process lacks ({})",
-            lacking.join(", "),
-            reasons.join("; ")
-        ))
-        .into());
+    if !rights::lacking().is_empty() {
+        return Err(rights::refused("the tracer", PROBES, &reasons.join("; ")).into());
     }
     Err(Failure::unsupported(format!("no probe set runs on this kernel: {}", reasons.join("; "))).into())
 }
@@ -350,6 +347,9 @@ pub fn cgroup2_root(proc_root: &Path) -> Option<PathBuf> {
         (std::fs::metadata(&at).ok()?.ino() == 1).then_some(at)
     })
 }
+
+/// What is missing where [`cgroup2_root`] finds nothing.
+pub const NO_CGROUP2: &str = "the root of the host's cgroup2 is not mounted here: mount -t cgroup2 none /sys/fs/cgroup, in the host's cgroup namespace";
 
 pub const fn name(backend: Backend) -> &'static str {
     match backend {
@@ -401,37 +401,32 @@ fn refusal(error: &anyhow::Error) -> String {
         return "this kernel has no kprobes (CONFIG_KPROBES, CONFIG_KPROBE_EVENTS)".to_owned();
     }
     // A verifier's log may follow; the first line says it.
-    text.lines().next().unwrap_or_default().trim_end_matches(['.', ' ', ':']).to_owned()
+    let line = text.lines().next().unwrap_or_default();
+    line.split(". Verifier output:").next().unwrap_or_default().trim_end_matches(['.', ' ', ':']).to_owned()
 }
 
 /// Failures that no other probe set would cure.
 fn explain_load(error: &aya::EbpfError) -> anyhow::Error {
     let text = chain(error);
     if denied(error) {
-        return Failure::not_permitted(format!("this needs root, or CAP_BPF, CAP_PERFMON and CAP_SYS_ADMIN ({text})"))
-            .into();
+        // Only root traces and fences, for which a look is not enough.
+        let needed = if rustix::process::geteuid().is_root() { PROBES } else { LOOKS };
+        return rights::refused("this", needed, &text).into();
     }
     Failure::unsupported(format!("the kernel does not take gpureap's maps ({text})")).into()
 }
 
 fn explain_common(error: &anyhow::Error) -> anyhow::Error {
-    let lacking = rights::lacking();
-    if lacking.is_empty() {
+    if rights::lacking().is_empty() {
         return Failure::unsupported(format!("no probe set runs on this kernel: {}", refusal(error))).into();
     }
-    let lacking = lacking.join(", ");
-    Failure::not_permitted(format!("this needs root with {lacking}, which this process lacks ({})", refusal(error)))
-        .into()
+    rights::refused("the tracer", PROBES, &refusal(error)).into()
 }
 
 fn explain_program(program: &Program, error: &ProgramError) -> anyhow::Error {
     if denied(error) {
-        return Failure::not_permitted(format!(
-            "{} is not permitted here: this needs root, or CAP_BPF and CAP_PERFMON ({})",
-            describe(program),
-            chain(error)
-        ))
-        .into();
+        let needed = if matches!(program.hook, Hook::Iterator(_)) { LOOKS } else { PROBES };
+        return rights::refused(&describe(program), needed, &chain(error)).into();
     }
     Failure::unsupported(format!("{} does not load on this kernel ({})", describe(program), chain(error))).into()
 }
@@ -456,7 +451,8 @@ fn chain(error: &(dyn std::error::Error + 'static)) -> String {
     let mut cause = Some(error);
     while let Some(current) = cause {
         let text = current.to_string();
-        let line = text.lines().rfind(|line| !line.trim().is_empty()).unwrap_or("").trim().to_owned();
+        let line = text.lines().rfind(|line| !line.trim().is_empty()).unwrap_or("").trim();
+        let line = line.trim_end_matches("Verifier output:").trim_end_matches(['.', ' ']).to_owned();
         if !parts.iter().any(|part: &String| part.contains(&line)) {
             parts.push(line);
         }

@@ -46,9 +46,10 @@ pub fn open_eyes(
 }
 
 /// A failed step on a directory of ours, as a sentence with the right exit code.
+#[expect(clippy::needless_pass_by_value, reason = "as map_err hands it in")]
 pub(crate) fn denied_or(path: &std::path::Path, error: std::io::Error) -> anyhow::Error {
     if error.kind() == std::io::ErrorKind::PermissionDenied {
-        return Failure::not_permitted(format!("{}: permission denied, run as root", path.display())).into();
+        return Failure::not_permitted(format!("{}: {}", path.display(), rights::file_refused())).into();
     }
-    anyhow::Error::from(error).context(path.display().to_string())
+    Failure::unsupported(format!("{} cannot be used: {error}", path.display())).into()
 }

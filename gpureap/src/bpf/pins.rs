@@ -6,10 +6,9 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use anyhow::Context as _;
 use gpureap_common::abi::ABI_VERSION;
 
-use super::{handles, load, object};
+use super::{denied_or, handles, load, object};
 use crate::{error::Failure, model::Backend};
 
 /// `BPF_FS_MAGIC`, include/uapi/linux/magic.h.
@@ -72,7 +71,7 @@ pub fn list(root: &Path) -> io::Result<(Vec<Set>, Vec<PathBuf>)> {
 /// Checks that pins can be made under `root`.
 pub fn check_root(root: &Path) -> anyhow::Result<()> {
     let parent = root.ancestors().find(|path| path.exists()).unwrap_or(Path::new("/"));
-    let kind = rustix::fs::statfs(parent).with_context(|| format!("statfs {}", parent.display()))?.f_type;
+    let kind = rustix::fs::statfs(parent).map_err(|error| denied_or(parent, error.into()))?.f_type;
     if kind != BPF_FS {
         return Err(Failure::unsupported(format!(
             "{} is not on a bpf file system: mount -t bpf bpf /sys/fs/bpf",
@@ -92,13 +91,7 @@ pub fn unfinished(root: &Path) -> PathBuf {
 pub fn make(dir: &Path) -> anyhow::Result<()> {
     remove(dir);
     for path in [dir.to_owned(), dir.join(handles::PROGRAMS), dir.join(handles::LINKS)] {
-        fs::create_dir_all(&path).map_err(|error| {
-            if error.kind() == io::ErrorKind::PermissionDenied {
-                anyhow::Error::from(Failure::not_permitted(format!("{}: permission denied", path.display())))
-            } else {
-                anyhow::Error::from(error).context(format!("create {}", path.display()))
-            }
-        })?;
+        fs::create_dir_all(&path).map_err(|error| denied_or(&path, error))?;
     }
     Ok(())
 }
@@ -106,15 +99,26 @@ pub fn make(dir: &Path) -> anyhow::Result<()> {
 /// Removes a set: links first, so that nothing runs on maps that are going away. What cannot be removed is left to
 /// the next start.
 pub fn remove(dir: &Path) {
+    remove_whole(dir).ok();
+}
+
+/// As [`remove`], for those who say that it is gone.
+pub fn remove_whole(dir: &Path) -> io::Result<()> {
+    let mut trouble = None;
+    let mut tried = |outcome: io::Result<()>| match outcome {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => trouble = trouble.take().or(Some(error)),
+        _ => {}
+    };
     for sub in [Some(handles::LINKS), Some(handles::PROGRAMS), None] {
         let dir = sub.map_or_else(|| dir.to_owned(), |sub| dir.join(sub));
         if let Ok(entries) = fs::read_dir(&dir) {
             for entry in entries.flatten() {
-                fs::remove_file(entry.path()).ok();
+                tried(fs::remove_file(entry.path()));
             }
         }
-        fs::remove_dir(&dir).ok();
+        tried(fs::remove_dir(&dir));
     }
+    trouble.map_or(Ok(()), Err)
 }
 
 /// Detaches and unpins one program of a set.
@@ -148,6 +152,20 @@ mod tests {
         }
         let (sets, others) = list(dir.path()).unwrap();
         assert_eq!((sets.len(), others), (1, vec![dir.path().join("maps")]));
+    }
+
+    #[test]
+    fn a_set_that_cannot_be_removed_is_told() {
+        let place = tempfile::tempdir().unwrap();
+        let set = place.path().join("set");
+        assert!(remove_whole(&set).is_ok(), "it was never there");
+        for path in [handles::LINKS, handles::PROGRAMS, "strange"] {
+            fs::create_dir_all(set.join(path)).unwrap();
+        }
+        fs::write(set.join("META"), "").unwrap();
+        assert!(remove_whole(&set).is_err() && set.exists());
+        fs::remove_dir(set.join("strange")).unwrap();
+        assert!(remove_whole(&set).is_ok() && !set.exists());
     }
 
     #[test]

@@ -62,7 +62,7 @@ impl Tracer {
         }
         let unfinished = pins::unfinished(root);
         pins::remove(&unfinished);
-        let (sets, others) = pins::list(root).with_context(|| format!("read {}", root.display()))?;
+        let (sets, others) = pins::list(root).map_err(|error| super::denied_or(root, error))?;
         let mut notes: Vec<String> =
             others.iter().map(|path| format!("{} is not gpureap's and is left alone", path.display())).collect();
         let order = load::order(config);

@@ -58,6 +58,9 @@ impl Filter {
         for Variable { key, value } in env.iter().cloned() {
             environment.entry(key).or_default().insert(value);
         }
+        for pid in pid {
+            require_process("--pid", *pid, proc)?;
+        }
         let mounts = if cgroup.is_empty() { String::new() } else { read_lossy(&proc.join("self/mountinfo")) };
         Ok(Self {
             pids: pid.iter().copied().collect(),
@@ -121,6 +124,15 @@ impl Filter {
             && older_than.is_none_or(|least| age.is_some_and(|age| age >= least))
     }
 
+    /// Whether the environment alone decides, and may not be read. A candidate without a name is gone.
+    pub fn is_undecided(&self, candidate: &Candidate) -> bool {
+        let rest = || Self { environment: BTreeMap::new(), ..self.clone() };
+        !self.environment.is_empty()
+            && candidate.environment.is_none()
+            && candidate.comm.is_some()
+            && rest().matches(candidate)
+    }
+
     /// Refuses the beginning of an id that fits several containers, unless it is the whole name or id of one: none of
     /// them can be told to be the one that was meant.
     pub fn check_ambiguity(&self, candidates: &[&Candidate]) -> Result<(), Failure> {
@@ -142,12 +154,7 @@ impl Filter {
     /// What the operator should know of the judgement.
     pub fn notes(&self, candidates: &[&Candidate]) -> Vec<String> {
         let mut notes = Vec::new();
-        // Those that the environment alone decides. One without a name is gone.
-        let rest = Self { environment: BTreeMap::new(), ..self.clone() };
-        let undecided = |candidate: &&&Candidate| {
-            candidate.environment.is_none() && candidate.comm.is_some() && rest.matches(candidate)
-        };
-        match if self.environment.is_empty() { 0 } else { candidates.iter().filter(undecided).count() } {
+        match candidates.iter().filter(|candidate| self.is_undecided(candidate)).count() {
             0 => {}
             1 => notes.push("the environment of 1 process may not be read, so --env leaves it out".to_owned()),
             count => {
@@ -206,13 +213,18 @@ fn below_root(path: &str, mountinfo: &str) -> Result<String, Failure> {
     }
 }
 
-fn tree(pid: u32, proc: &Path) -> Result<Tree, Failure> {
-    let dir = proc.join(pid.to_string());
-    let tgid = Status::read(&dir).and_then(|status| status.tgid);
-    if let Some(tgid) = tgid.filter(|tgid| *tgid != pid) {
-        return Err(Failure::usage(format!("--tree-of {pid}: it is a thread of process {tgid}; name the process")));
+/// Refuses the number of a thread: no process is found under it, and nothing would be said of the one that is meant.
+pub fn require_process(flag: &str, pid: u32, proc: &Path) -> Result<(), Failure> {
+    let tgid = Status::read(&proc.join(pid.to_string())).and_then(|status| status.tgid);
+    match tgid.filter(|tgid| *tgid != pid) {
+        Some(tgid) => Err(Failure::usage(format!("{flag} {pid}: it is a thread of process {tgid}; name the process"))),
+        None => Ok(()),
     }
-    Ok(Tree { pid, start_ns: Stat::read(&dir).map(|stat| stat.start_ns()) })
+}
+
+fn tree(pid: u32, proc: &Path) -> Result<Tree, Failure> {
+    require_process("--tree-of", pid, proc)?;
+    Ok(Tree { pid, start_ns: Stat::read(&proc.join(pid.to_string())).map(|stat| stat.start_ns()) })
 }
 
 #[cfg(test)]

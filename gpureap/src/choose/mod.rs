@@ -11,7 +11,7 @@ use std::{collections::BTreeSet, path::PathBuf};
 
 pub use candidate::Candidate;
 use candidate::Gatherer;
-pub use filter::{Filter, Tree};
+pub use filter::{Filter, Tree, require_process};
 
 use crate::{
     cli::Choosing,
@@ -42,6 +42,8 @@ pub struct Chooser<'a> {
 pub struct Chosen {
     /// `None`: no filter was given, so all of them.
     pub keys: Option<BTreeSet<ProcKey>>,
+    /// Left out, because what the filter asks for may not be read. They may be meant all the same.
+    pub undecided: BTreeSet<ProcKey>,
     /// What could not be judged.
     pub notes: Vec<String>,
 }
@@ -70,7 +72,8 @@ impl<'a> Chooser<'a> {
         let all: Vec<&Candidate> = candidates.iter().map(|(_, candidate)| candidate).collect();
         filter.check_ambiguity(&all)?;
         let keys = candidates.iter().filter(|(_, candidate)| filter.matches(candidate)).map(|(key, _)| *key);
-        Ok(Chosen { keys: Some(keys.collect()), notes: filter.notes(&all) })
+        let undecided = candidates.iter().filter(|(_, candidate)| filter.is_undecided(candidate)).map(|(key, _)| *key);
+        Ok(Chosen { keys: Some(keys.collect()), undecided: undecided.collect(), notes: filter.notes(&all) })
     }
 }
 

@@ -198,13 +198,17 @@ fn descendants_of_the_dead_and_of_new_parents() {
 }
 
 #[test]
-fn a_thread_has_no_tree() {
+fn a_thread_is_no_process() {
     let proc = proc_of(&[(7, 1)]);
     fs::write(proc.path().join("7/status"), "Tgid:\t5\n").unwrap();
     let paths = Paths { proc: proc.path().into(), ..Paths::default() };
-    let choosing = Choosing { tree_of: vec![7], ..Choosing::default() };
-    let failure = Chooser::new(&choosing, &paths, &NoLineage).err().unwrap();
-    assert_eq!(failure.message, "--tree-of 7: it is a thread of process 5; name the process");
+    for (flag, choosing) in [
+        ("--tree-of", Choosing { tree_of: vec![7], ..Choosing::default() }),
+        ("--pid", Choosing { pid: vec![1, 7], ..Choosing::default() }),
+    ] {
+        let failure = Chooser::new(&choosing, &paths, &NoLineage).err().unwrap();
+        assert_eq!(failure.message, format!("{flag} 7: it is a thread of process 5; name the process"));
+    }
 }
 
 #[test]
@@ -216,8 +220,10 @@ fn the_environment_at_exec() {
     let chosen = |env: &[&str]| {
         let env = env.iter().map(|text| text.parse::<Variable>().unwrap()).collect();
         let choosing = Choosing { env, ..Choosing::default() };
-        let Chosen { keys, notes } = Chooser::new(&choosing, &paths, &NoLineage).unwrap().chosen(&all).unwrap();
+        let Chosen { keys, undecided, notes } =
+            Chooser::new(&choosing, &paths, &NoLineage).unwrap().chosen(&all).unwrap();
         assert_eq!(notes.len(), 1, "{notes:?}");
+        assert_eq!(undecided, [ProcKey::new(50, 50_000_000_000)].into());
         keys.unwrap().iter().map(|key| key.tgid).collect::<Vec<_>>()
     };
     assert_eq!(chosen(&["A=first"]), [40]);

@@ -10,7 +10,10 @@ use glob::{MatchOptions, Pattern};
 use serde::{Deserialize, Deserializer, de::Error as _};
 
 use super::{Class, ClassInput, DEFAULT_RULE, Trust};
-use crate::process::ContainerNames;
+use crate::{
+    choose::wish::{COMM_MAX, NO_USER},
+    process::ContainerNames,
+};
 
 /// Ids below are the system's own (`SYS_UID_MAX` of login.defs is 999 on every common distribution).
 const FIRST_USER: u32 = 1000;
@@ -157,6 +160,7 @@ impl Rule {
         if let Some(exe) = exe.iter().flat_map(|patterns| &patterns.0).find(|exe| !exe.text.starts_with('/')) {
             return Err(format!("exe `{}` is not an absolute path", exe.text));
         }
+        can_fit(unit.as_ref(), comm.as_ref(), uid.as_deref())?;
         let hints = [comm, container, pod].iter().any(|patterns| patterns.is_some());
         let proofs = [exe, unit, image, namespace].iter().any(|patterns| patterns.is_some()) || uid.is_some();
         if !hints && !proofs {
@@ -169,6 +173,27 @@ impl Rule {
             ));
         }
         Ok(self)
+    }
+}
+
+/// Refuses what no process can ever fit: whoever wrote it believes that it does something.
+fn can_fit(unit: Option<&Patterns>, comm: Option<&Patterns>, uid: Option<&[User]>) -> Result<(), String> {
+    let texts = |patterns: Option<&Patterns>| -> Vec<String> {
+        patterns.iter().flat_map(|patterns| &patterns.0).map(|pattern| pattern.text.to_string()).collect()
+    };
+    if let Some(unit) = texts(unit).iter().find(|unit| unit.contains('/')) {
+        return Err(format!("unit `{unit}` fits nothing: the name of a unit has no `/`"));
+    }
+    // Of a set in brackets one character is meant, however long it is written.
+    let least = |comm: &String| if comm.contains('[') { 0 } else { comm.bytes().filter(|byte| *byte != b'*').count() };
+    if let Some(comm) = texts(comm).iter().find(|comm| least(comm) > COMM_MAX) {
+        return Err(format!("comm `{comm}` fits nothing: the kernel keeps {COMM_MAX} bytes of a process's name"));
+    }
+    match uid {
+        Some([]) => Err("a list of users that is empty fits nothing".to_owned()),
+        Some(users) if users.contains(&User::Name(String::new())) => Err("a user's name is not empty".to_owned()),
+        Some(users) if users.contains(&User::Id(NO_USER)) => Err(format!("uid {NO_USER} is nobody's")),
+        _ => Ok(()),
     }
 }
 
@@ -186,22 +211,43 @@ impl<'de> Deserialize<'de> for Rule {
 
 /// `[[class]]` in the configuration.
 #[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, expecting = "a rule: a table [[class]]")]
 struct RawRule {
     name: String,
     class: Class,
+    #[serde(default, deserialize_with = "of::exe")]
     exe: Option<Patterns>,
+    #[serde(default, deserialize_with = "of::unit")]
     unit: Option<Patterns>,
+    #[serde(default, deserialize_with = "of::comm")]
     comm: Option<Patterns>,
     uid: Option<RawUsers>,
+    #[serde(default, deserialize_with = "of::image")]
     image: Option<Patterns>,
+    #[serde(default, deserialize_with = "of::container")]
     container: Option<Patterns>,
+    #[serde(default, deserialize_with = "of::pod")]
     pod: Option<Patterns>,
+    #[serde(default, deserialize_with = "of::namespace")]
     namespace: Option<Patterns>,
 }
 
+/// Reads the patterns of one key, so that a mistake names it.
+macro_rules! keys {
+    ($($key:ident),*) => {
+        mod of {
+            use super::{Deserializer, Patterns, patterns};
+            $(pub(super) fn $key<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Patterns>, D::Error> {
+                patterns(stringify!($key), deserializer).map(Some)
+            })*
+        }
+    };
+}
+
+keys!(exe, unit, comm, image, container, pod, namespace);
+
 #[derive(Deserialize)]
-#[serde(untagged, expecting = "uid is a number, a user's name or \"system\", or a list of them")]
+#[serde(untagged, expecting = "`uid` must be a number, a user's name or \"system\", or a list of them")]
 enum RawUsers {
     One(RawUser),
     Several(Vec<RawUser>),
@@ -223,27 +269,29 @@ impl RawUser {
     }
 }
 
-impl<'de> Deserialize<'de> for Patterns {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        #[derive(Deserialize)]
-        #[serde(untagged, expecting = "a pattern or a list of patterns")]
-        enum Raw {
-            One(String),
-            Several(Vec<String>),
-        }
-        let list = match Raw::deserialize(deserializer)? {
-            Raw::One(pattern) => vec![pattern],
-            Raw::Several(patterns) => patterns,
-        };
-        if list.is_empty() {
-            return Err(D::Error::custom("a list of patterns that is empty fits nothing"));
-        }
-        let pattern = |text: String| match Pattern::new(&text) {
-            Ok(_) => Ok(Lazy::new(text.into())),
-            Err(error) => Err(D::Error::custom(format!("pattern `{text}`: {error}"))),
-        };
-        list.into_iter().map(pattern).collect::<Result<_, _>>().map(Self)
+fn patterns<'de, D: Deserializer<'de>>(key: &str, deserializer: D) -> Result<Patterns, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum Raw {
+        One(String),
+        Several(Vec<String>),
     }
+    let wrong = |what: &str| D::Error::custom(format!("`{key}` {what}"));
+    let list = match Raw::deserialize(deserializer) {
+        Ok(Raw::One(pattern)) => vec![pattern],
+        Ok(Raw::Several(patterns)) => patterns,
+        Err(_) => return Err(wrong("must be a pattern or a list of patterns, as text in quotes")),
+    };
+    if list.is_empty() {
+        return Err(wrong("is a list without patterns and fits nothing"));
+    }
+    let pattern = |text: String| match Pattern::new(&text) {
+        // A process may have an empty name.
+        Ok(_) if text.is_empty() && key != "comm" => Err(wrong("has an empty pattern, which fits nothing")),
+        Ok(_) => Ok(Lazy::new(text.into())),
+        Err(error) => Err(wrong(&format!("has the pattern `{text}`: {error}"))),
+    };
+    list.into_iter().map(pattern).collect::<Result<_, _>>().map(Patterns)
 }
 
 /// The rules in the order in which they are asked: a user's, then the shipped ones.

@@ -53,14 +53,14 @@ pub fn examine(args: &BlockersArgs, config: &Config) -> anyhow::Result<BlockersR
         )
         .into());
     }
-    let own = discover(&config.paths, &config.devices)?;
     let modules = modules::read(&config.paths.sys);
-    if own.is_empty() && modules.is_empty() {
-        return Err(Failure::no_device().into());
-    }
     // It initialises while the kernel's programs are loaded.
-    let question = Question::begin(&own, config);
+    let question = Question::begin(&discover(&config.paths, &config.devices)?, config);
     let Opened { eyes, devices, note } = eyes::open_configured(config)?;
+    // A daemon may trace what this host does not show here.
+    if devices.is_empty() && modules.is_empty() {
+        return Err(Failure::no_device(note.as_deref()).into());
+    }
     let chosen = match choose::slots(choosing, &devices, config)? {
         Some(slots) => slots,
         None => devices.gpus().map(|device| device.slot).collect(),

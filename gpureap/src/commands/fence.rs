@@ -2,6 +2,8 @@
 
 use std::collections::BTreeSet;
 
+use gpureap_common::record::Device as Traced;
+
 use crate::{
     bpf::{
         eyes,
@@ -10,6 +12,7 @@ use crate::{
             pinned::{self, Changed},
         },
     },
+    choose::require_process,
     cli::{FenceArgs, FencedGpus, UnfenceArgs},
     clock,
     config::Config,
@@ -20,7 +23,10 @@ use crate::{
         report::{Action, FenceReport, HostNames, Scene, build},
         text,
     },
-    gpu::devices::{Devices, discover},
+    gpu::{
+        devices::{Devices, discover},
+        nvml::mig::AskMig,
+    },
     host::Host,
     kernel::rights,
     model::{Device, ProcKey, Slot},
@@ -60,15 +66,22 @@ fn raise(args: &FenceArgs, config: &Config) -> anyhow::Result<FenceReport> {
     rights::require_host_pids()?;
     let devices = devices(config)?;
     crate::eyes::require_configured(config, &devices)?;
-    let slots = devices.select_all(&config.paths, gpu, *by)?;
+    if devices.is_empty() {
+        return Err(nothing_to_fence().into());
+    }
+    let slots = devices.select_all_with(&config.paths, gpu, *by, &AskMig(&config.nvml))?;
     if slots.is_empty() {
-        return Err(Failure::unsupported(format!("there is nothing to fence: this host has {NO_DEVICE}")).into());
+        return Err(nothing_to_fence().into());
     }
     let exempt = exemptions(config, exempt_pid, exempt_cgroup)?;
     let deadline_ns = clock::boottime_ns().saturating_add(clock::nanos(*ttl));
     let changed = pinned::raise(config, &devices, &slots, deadline_ns, &exempt)?;
     let chosen = numbers(&devices, &slots);
     Ok(report(Action::Fence, config, &devices, &chosen, changed))
+}
+
+fn nothing_to_fence() -> Failure {
+    Failure::unsupported(format!("there is nothing to fence: this host has {NO_DEVICE}"))
 }
 
 fn list(config: &Config) -> anyhow::Result<FenceReport> {
@@ -85,10 +98,11 @@ fn lower(args: &UnfenceArgs, config: &Config) -> anyhow::Result<FenceReport> {
         let all = changed.standing.table.iter().map(|(number, _)| *number).collect();
         return Ok(report(Action::Unfence, config, &devices, &all, changed));
     }
-    // A fenced device that is no longer configured can still be named. What is wrong with the fence is said below.
+    // What is wrong with the fence is said below.
     let table = pinned::read(config).unwrap_or_default().unwrap_or_default().table;
+    let mig = AskMig(&config.nvml);
+    let chosen = named(&devices, &table, gpu, &|devices, value| devices.select(&config.paths, value, *by, &mig))?;
     let devices = devices.with_all_of(&table);
-    let chosen = numbers(&devices, &devices.select_all(&config.paths, gpu, *by)?);
     let mut changed = pinned::lower(config, Some(&chosen))?;
     for device in devices.list().iter().filter(|device| chosen.contains(&device.number())) {
         if !changed.before.contains(&device.number()) {
@@ -107,6 +121,33 @@ fn devices(config: &Config) -> anyhow::Result<Devices> {
     })
 }
 
+/// Finds one `--gpu` value among some devices.
+type Select<'a> = &'a dyn Fn(&Devices, &str) -> Result<BTreeSet<Slot>, Failure>;
+
+/// Device numbers of what is to be opened. A value means what it means for `gpureap fence`; a fenced device that is no
+/// longer configured can be named too.
+fn named(
+    own: &Devices,
+    table: &[(u32, Traced)],
+    values: &[String],
+    select: Select<'_>,
+) -> Result<BTreeSet<u32>, Failure> {
+    let all = own.with_all_of(table);
+    if all.is_empty() {
+        return Err(Failure::no_device(None));
+    }
+    let mut chosen = BTreeSet::new();
+    for value in values {
+        let found = if value == "all" { Err(Failure::usage("")) } else { select(own, value) };
+        chosen.extend(match found {
+            Ok(slots) => numbers(own, &slots),
+            Err(failure) if failure.exit == Exit::Usage => numbers(&all, &select(&all, value)?),
+            Err(failure) => return Err(failure),
+        });
+    }
+    Ok(chosen)
+}
+
 fn numbers(devices: &Devices, slots: &BTreeSet<Slot>) -> BTreeSet<u32> {
     slots.iter().filter_map(|slot| devices.get(*slot)).map(Device::number).collect()
 }
@@ -114,6 +155,7 @@ fn numbers(devices: &Devices, slots: &BTreeSet<Slot>) -> BTreeSet<u32> {
 fn exemptions(config: &Config, pids: &[u32], cgroups: &[String]) -> anyhow::Result<Exemptions> {
     let mut exempt = Exemptions::default();
     for pid in pids {
+        require_process("--exempt-pid", *pid, &config.paths.proc)?;
         let facts = Facts::read_any(&config.paths.proc, *pid)
             .filter(|facts| facts.state != 'Z' || facts.thread_count > 1)
             .ok_or_else(|| Failure::usage(format!("--exempt-pid: there is no process {pid}")))?;
@@ -132,4 +174,52 @@ fn report(action: Action, config: &Config, devices: &Devices, chosen: &BTreeSet<
     let devices = devices.with_all_of(table);
     let scene = Scene { action, standing: &standing, devices: &devices, chosen, before: &before, notes };
     build(scene, &Host::read(&config.paths.proc), &HostNames::new(config))
+}
+
+#[cfg(test)]
+mod tests {
+    use gpureap_common::abi::dev;
+
+    use super::*;
+    use crate::{
+        config::{Paths, StandIn},
+        gpu::{
+            devices::stand_ins_alone,
+            select::{By, NoMig},
+        },
+        model::DeviceKind,
+    };
+
+    fn stand_ins(minors: &[u32]) -> Devices {
+        let list: Vec<StandIn> =
+            minors.iter().map(|minor| StandIn::new(4, *minor, format!("/dev/tty{minor}").into()).unwrap()).collect();
+        stand_ins_alone(&list).unwrap()
+    }
+
+    #[test]
+    fn a_number_means_the_same_device_for_fence_and_unfence() {
+        let paths = Paths { dev: "/nonexistent".into(), ..Paths::default() };
+        // The fence had its devices under a configuration of another order, with one that is gone.
+        let table: Vec<(u32, Traced)> = [(0, 22), (1, 21), (2, 20)]
+            .map(|(slot, minor)| (dev(4, minor), Traced { slot, kind: DeviceKind::Standin as u32 }))
+            .into();
+        let own = stand_ins(&[20, 21]);
+        let named = |own: &Devices, table: &[(u32, Traced)], value: &str| {
+            let select = |devices: &Devices, value: &str| devices.select(&paths, value, By::Minor, &NoMig);
+            named(own, table, &[value.to_owned()], &select).map_err(|failure| failure.exit)
+        };
+        for (value, expected) in [
+            ("0", Ok(vec![20])),
+            ("1", Ok(vec![21])),
+            ("/dev/tty21", Ok(vec![21])),
+            ("/dev/char/4:22", Ok(vec![22])),
+            ("all", Ok(vec![20, 21, 22])),
+            ("/dev/tty9", Err(Exit::Usage)),
+            ("MIG-1", Err(Exit::Unsupported)),
+        ] {
+            let expected = expected.map(|minors: Vec<u32>| minors.into_iter().map(|minor| dev(4, minor)).collect());
+            assert_eq!(named(&own, &table, value), expected, "{value}");
+        }
+        assert_eq!(named(&stand_ins(&[]), &[], "0"), Err(Exit::Unsupported));
+    }
 }

@@ -7,6 +7,7 @@ use crate::{
     choose::{self, Chooser, Chosen},
     cli::HoldersArgs,
     config::Config,
+    error::exit_of,
     exit_code::Exit,
     eyes::{self, Opened},
     holders::{Options, build, report::HoldersReport},
@@ -41,19 +42,23 @@ pub fn report(args: &HoldersArgs, config: &Config) -> anyhow::Result<HoldersRepo
     if !devices.is_empty() {
         view.notes.extend(note);
     }
-    let Chosen { keys: chosen, notes } = Chooser::new(choosing, &config.paths, eyes.lineage())?.chosen(&view)?;
+    let Chosen { keys: chosen, undecided: _, notes } =
+        Chooser::new(choosing, &config.paths, eyes.lineage())?.chosen(&view)?;
     view.notes.extend(notes);
     let host = Host::read(&config.paths.proc);
     let boottime_ns = host.boottime_ns;
     let options = Options { host, slots, chosen, rules: config.classes.clone(), threads: *json };
     let mut report = build(&view, &devices, eyes.lineage(), &config.paths, &options);
-    // Its pins are root's: for anybody else nothing is known to be fenced.
-    if let Ok(Some(fence)) = Pinned::open(config)
-        && let Ok(fence) = fence.outline()
-    {
-        for device in &mut report.devices {
-            device.fenced = fence.refuses_device(device.major, device.minor, boottime_ns);
+    match Pinned::open(config).and_then(|fence| fence.map(|fence| fence.outline()).transpose()) {
+        Ok(None) => {}
+        Ok(Some(fence)) => {
+            for device in &mut report.devices {
+                device.fenced = fence.refuses_device(device.major, device.minor, boottime_ns);
+            }
         }
+        // Its pins are root's: for anybody else nothing is known to be fenced.
+        Err(error) if exit_of(&error) == Exit::NotPermitted => {}
+        Err(error) => report.notes.push(format!("what is fenced is not known: {error:#}")),
     }
     Ok(report)
 }
@@ -79,7 +84,6 @@ mod tests {
     use crate::{
         cli::Choosing,
         config::{Paths, StandIn},
-        error::exit_of,
     };
 
     #[test]

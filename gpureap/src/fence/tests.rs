@@ -127,6 +127,10 @@ fn reports_fit_their_schema() {
     let report = build(scene, &host(), &Few);
     assert_eq!(mistakes(&serde_json::to_value(&report).unwrap()), <[String; 0]>::default());
     assert_eq!(text::fence(&report), "Nothing is fenced.\n");
+    let unfenced = FenceReport { action: Action::Unfence, ..report };
+    assert_eq!(text::fence(&unfenced), "Nothing was fenced.\n");
+    let removed = FenceReport { notes: vec!["one that cannot be read is removed".to_owned()], ..unfenced };
+    assert_eq!(text::fence(&removed), "note: one that cannot be read is removed\n");
     assert!(!mistakes(&serde_json::json!({"schema": "gpureap.fence/1"})).is_empty());
 }
 

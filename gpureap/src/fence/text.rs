@@ -17,7 +17,12 @@ pub fn fence(report: &FenceReport) -> String {
     let FenceReport { action, devices, exempt, denied, notes, .. } = report;
     let mut lines = Vec::new();
     if devices.is_empty() {
-        lines.push(if *action == Action::Unfence { "Nothing was fenced." } else { "Nothing is fenced." }.to_owned());
+        // What was not to be read, or not fenced, the notes say.
+        match action {
+            Action::Unfence if !notes.is_empty() => {}
+            Action::Unfence => lines.push("Nothing was fenced.".to_owned()),
+            Action::Fence | Action::List => lines.push("Nothing is fenced.".to_owned()),
+        }
     } else {
         lines.extend(table(devices));
     }

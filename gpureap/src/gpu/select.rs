@@ -143,6 +143,7 @@ impl Devices {
                     _ => return Err(Failure::usage(format!("no such GPU: {uuid}; {}", self.choices()))),
                 }
             }
+            [""] => return Err(Failure::usage(format!("{value} is not the UUID of a MIG device"))),
             [_] => mig
                 .resolve(value)
                 .map_err(|missing| Failure::unsupported(format!("to find {value} takes {missing}")))?
@@ -341,6 +342,7 @@ mod tests {
             ("MIG-GPU-aaaa2222/1", 2, "MIG-GPU-aaaa2222/1 is not MIG-GPU-<uuid>/"),
             ("MIG-GPU-aaaa2222/x/0", 2, "MIG-GPU-aaaa2222/x/0 is not MIG-GPU-<uuid>/"),
             ("MIG-unknown", 2, "no such MIG device: MIG-unknown"),
+            ("MIG-", 2, "MIG- is not the UUID of a MIG device"),
             ("MIG-hang", 8, "to find MIG-hang takes NVML, which does not answer"),
         ] {
             let (code, message) = select(value, &Nvml).unwrap_err();

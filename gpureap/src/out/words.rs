@@ -105,7 +105,7 @@ pub fn proof(verified: bool, source: Source, cannot_see: &BTreeSet<How>) -> Stri
             format!("verified by a full sweep of the kernel (which cannot see {})", kinds.join(", "))
         }
         (false, Source::Proc) => "as far as /proc shows to this caller".to_owned(),
-        (false, _) => "not verified: the sweep was not complete".to_owned(),
+        (false, _) => "not verified: not everybody could be seen and judged".to_owned(),
     }
 }
 

@@ -13,7 +13,6 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use anyhow::Context as _;
 use rustix::{
     fs::{AtFlags, FileType, OFlags, StatxFlags, statx},
     io::Errno,
@@ -22,6 +21,7 @@ use rustix::{
 use super::{facts::ProcDir, stat::Stat};
 use crate::{
     config::Paths,
+    error::Failure,
     gpu::devices::Devices,
     model::{Eyes, Holder, How, LineageSource, NoLineage, ProcKey, Slot, Source, Usage, View},
 };
@@ -58,11 +58,15 @@ impl Eyes for ProcEyes {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Hidden;
 
+fn list(root: &Path) -> Result<fs::ReadDir, Failure> {
+    fs::read_dir(root).map_err(|error| Failure::unsupported(format!("cannot list {}: {error}", root.display())))
+}
+
 pub fn view(paths: &Paths, devices: &Devices) -> anyhow::Result<View> {
     let root = &paths.proc;
     let mut holders = Vec::new();
     let mut hidden = 0_u32;
-    for entry in fs::read_dir(root).with_context(|| format!("cannot list {}", root.display()))?.flatten() {
+    for entry in list(root)?.flatten() {
         let Some(tgid) = entry.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else { continue };
         match look_at(root, tgid, devices) {
             Ok(holder) => holders.extend(holder),
@@ -355,6 +359,14 @@ mod tests {
         assert_eq!(look_at(dir.path(), 5, &devices), Ok(None));
         fs::write(dir.path().join("5/stat"), "nonsense").unwrap();
         assert_eq!(look_at(dir.path(), 5, &devices), Ok(None));
+    }
+
+    #[test]
+    fn no_proc_is_a_host_that_cannot_do_it() {
+        let (paths, devices) = devices(7);
+        let error = view(&Paths { proc: "/nonexistent".into(), ..paths }, &devices).unwrap_err();
+        assert_eq!(crate::error::exit_of(&error), crate::exit_code::Exit::Unsupported);
+        assert!(error.to_string().starts_with("cannot list /nonexistent: "), "{error}");
     }
 
     #[test]

@@ -11,6 +11,7 @@ use crate::{
     config::Config,
     error::Failure,
     gpu::devices::Devices,
+    kernel::rights,
     model::{ProcKey, Slot},
 };
 
@@ -41,6 +42,15 @@ pub struct Tried {
     pub count: u64,
 }
 
+/// Whether there may be a door at all; a plan asks too.
+pub fn check() -> Result<(), Failure> {
+    if !rustix::process::geteuid().is_root() {
+        return Err(Failure::not_permitted("--fence needs root: it closes devices for the whole host"));
+    }
+    // Of those who are exempt the kernel knows the host's pids.
+    rights::require_host_pids()
+}
+
 impl Door {
     /// `helper` is let through: it asks NVML.
     pub fn close(
@@ -50,9 +60,6 @@ impl Door {
         helper: Option<ProcKey>,
         time: Duration,
     ) -> anyhow::Result<Self> {
-        if !rustix::process::geteuid().is_root() {
-            return Err(Failure::not_permitted("--fence needs root: it closes devices for the whole host").into());
-        }
         let chosen: BTreeSet<Slot> = match &policy.slots {
             Some(slots) => slots.clone(),
             None => devices.gpus().map(|device| device.slot).collect(),

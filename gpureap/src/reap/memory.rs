@@ -129,13 +129,12 @@ impl Nvml {
         }
     }
 
-    /// Who has a context on which of the chosen GPUs; waits for the answer. Nobody where there is none.
-    pub fn contexts(&mut self) -> BTreeMap<Slot, BTreeSet<u32>> {
-        let Ok(child) = &mut self.child else { return BTreeMap::new() };
-        self.before = child.ask(self.timeout).ok();
-        let Some(before) = &self.before else { return BTreeMap::new() };
+    /// Who has a context on which of the chosen GPUs; waits for the answer.
+    pub fn contexts(&mut self) -> Result<BTreeMap<Slot, BTreeSet<u32>>, NvmlTrouble> {
+        let child = self.child.as_mut().map_err(|trouble| trouble.clone())?;
+        let before = self.before.insert(child.ask(self.timeout)?);
         let contexts = before.contexts();
-        self.gpus.iter().filter_map(|gpu| Some((gpu.slot, contexts.get(&gpu.minor?)?.clone()))).collect()
+        Ok(self.gpus.iter().filter_map(|gpu| Some((gpu.slot, contexts.get(&gpu.minor?)?.clone()))).collect())
     }
 }
 

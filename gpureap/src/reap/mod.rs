@@ -46,16 +46,19 @@ use crate::{
     error::Failure,
     exit_code::Exit,
     eyes::{self, Opened},
-    gpu::devices::Devices,
+    gpu::{devices::Devices, nvml::NvmlTrouble},
     kernel::rights,
     model::{Eyes, Slot},
     out::{self, words::plural},
 };
 
+/// A note, with the reason behind it.
+const WITHOUT_CONTEXTS: &str = "nobody could be asked for contexts, so who only has one and no mapping does not count";
+
 pub fn run(args: &ReapArgs, config: &Config) -> anyhow::Result<Exit> {
     let Opened { eyes, devices, note } = eyes::open_configured(config)?;
     if devices.is_empty() {
-        return Err(Failure::no_device().into());
+        return Err(Failure::no_device(note.as_deref()).into());
     }
     reap(args, config, &devices, eyes.as_ref(), note)
 }
@@ -69,6 +72,7 @@ pub fn choice(slots: Option<BTreeSet<Slot>>, matching: Matching, devices: &Devic
         contexts: BTreeMap::new(),
         pids: BTreeSet::new(),
         chosen: None,
+        undecided: BTreeSet::new(),
         own: std::process::id(),
         own_session: 0,
         ancestors: people.ancestors(std::process::id()),
@@ -105,9 +109,13 @@ pub fn reap(
     eyes: &dyn Eyes,
     note: Option<String>,
 ) -> anyhow::Result<Exit> {
+    rights::require_own_proc(&config.paths.proc)?;
     let mut signaller = Pidfds::new();
     let scene = Scene::here(&config.paths.proc);
     let people = ProcPeople::classed(&config.paths, &config.classes);
+    if args.fence {
+        door::check()?;
+    }
     let mut policy = policy(args, config, devices, &people)?;
     let chooser = Chooser::new(&args.choosing, &config.paths, eyes.lineage())?;
     // A plan asks for contexts alone, and those count only where use does.
@@ -126,15 +134,23 @@ pub fn reap(
     } else {
         None
     };
+    let mut without_contexts = None;
     if let Some(nvml) = &mut nvml {
         nvml.start();
         if policy.matching == Matching::Attached {
-            policy.contexts = nvml.contexts();
+            match nvml.contexts() {
+                Ok(contexts) => policy.contexts = contexts,
+                // As it was wished.
+                Err(NvmlTrouble::Disabled) => {}
+                Err(trouble) => without_contexts = Some(format!("{WITHOUT_CONTEXTS}: {trouble}")),
+            }
         }
     }
     let view = eyes.view()?;
-    let Chosen { keys, notes: filter_notes } = chooser.chosen(&view)?;
+    let Chosen { keys, undecided, notes: mut filter_notes } = chooser.chosen(&view)?;
+    filter_notes.extend(without_contexts);
     policy.chosen = keys;
+    policy.undecided = undecided;
     let subjects = people.subjects(&view);
     if let Some(door) = &door {
         door.exempt(subjects.iter())?;

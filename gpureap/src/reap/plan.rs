@@ -65,6 +65,8 @@ pub struct Policy {
     /// Only these too, the ones that the filters let through; `None`: all. Of the view that the plan is made from; for
     /// another view it is to be found anew.
     pub chosen: Option<BTreeSet<ProcKey>>,
+    /// Those of the same view that were left out because the filters could not judge them.
+    pub undecided: BTreeSet<ProcKey>,
     pub own: u32,
     /// 0: not known, as in a container that was entered from outside; then no session is out of bounds.
     pub own_session: u32,
@@ -184,9 +186,14 @@ impl Policy {
 
     /// Whether a process is one of those that were named and that the filters let through.
     pub fn names(&self, key: ProcKey) -> bool {
-        let of_number = ProcKey::new(key.tgid, 0)..=ProcKey::new(key.tgid, u64::MAX);
-        let passes = |keys: &BTreeSet<ProcKey>| keys.range(of_number).any(|other| same_process(*other, key));
-        (self.pids.is_empty() || self.pids.contains(&key.tgid)) && self.chosen.as_ref().is_none_or(passes)
+        (self.pids.is_empty() || self.pids.contains(&key.tgid))
+            && self.chosen.as_ref().is_none_or(|keys| has(keys, key))
+    }
+
+    /// How many of a view's holders count and may have been meant.
+    pub fn undecided_of(&self, view: &View) -> usize {
+        let undecided = |holder: &&Holder| has(&self.undecided, holder.key) && !self.chosen_slots(holder).is_empty();
+        view.holders.iter().filter(undecided).count()
     }
 
     fn includes(&self, rule: &str) -> bool {
@@ -271,6 +278,11 @@ pub fn plan(view: &View, subjects: &BTreeMap<ProcKey, Subject>, policy: &Policy)
         ),
         ..Plan::default()
     }
+}
+
+fn has(keys: &BTreeSet<ProcKey>, key: ProcKey) -> bool {
+    let of_number = ProcKey::new(key.tgid, 0)..=ProcKey::new(key.tgid, u64::MAX);
+    keys.range(of_number).any(|other| same_process(*other, key))
 }
 
 fn sorted(rows: impl Iterator<Item = Row>) -> Vec<Row> {

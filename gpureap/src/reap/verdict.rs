@@ -12,6 +12,7 @@ use super::{
 use crate::{
     exit_code::Exit,
     model::{Eyes, Holder, ProcKey, Slot, Source, View},
+    out::words::plural,
 };
 
 /// Files without an owner are often just being freed by a kernel worker, and a monitor's look takes no longer: they are
@@ -151,6 +152,12 @@ pub struct Verdict {
     pub notes: Vec<String>,
 }
 
+/// Why nobody can say that what was chosen is free.
+pub fn unjudged(count: usize) -> String {
+    let hold = plural(count, "process holds and could", "processes hold and could");
+    format!("{count} {hold} not be judged, so it is not verified that nobody who was meant does")
+}
+
 /// Weighs everything. With several causes the first of unkillable (4), held (3), protected (5) and kernel reference (6)
 /// wins. Holders that are skipped because gpureap was started by them, or in their session, are living holders that
 /// nobody protects: held. `unmatched`: what was named and is no holder.
@@ -224,7 +231,8 @@ pub fn judge(
         (Outcome::Freed, Exit::Done)
     };
 
-    let verified = exit == Exit::Done && proof.view.complete && proof.view.source != Source::Proc;
+    let undecided = policy.undecided_of(&proof.view);
+    let verified = exit == Exit::Done && proof.view.complete && proof.view.source != Source::Proc && undecided == 0;
     if exit == Exit::Done && !verified {
         // /proc tells root of every process, if not of files in flight.
         let sees_all = proof.view.complete || proof.view.source == Source::Proc && policy.privileged;
@@ -234,7 +242,10 @@ pub fn judge(
         } else {
             unmatched.iter().any(|entry| entry.reason == Unmatch::NotVisible)
         };
-        if unseen && policy.pids.is_empty() {
+        let unseen = unseen || undecided > 0;
+        if undecided > 0 {
+            notes.push(unjudged(undecided));
+        } else if unseen && policy.pids.is_empty() {
             notes.push("not every process could be seen, so it is not verified that the GPUs are free".to_owned());
         } else {
             notes.push("not verified by a sweep of the kernel, only by what this caller may see".to_owned());

@@ -15,12 +15,18 @@ pub struct Daemon<B: Borrow<Bench>> {
     // Dropped after the child has ended.
     bench: B,
     child: Option<Child>,
+    arguments: &'static [&'static str],
 }
 
 impl<B: Borrow<Bench>> Daemon<B> {
     /// Starts the daemon and waits until it says that it is ready.
     pub fn start(bench: B) -> Self {
-        let mut daemon = Self { bench, child: None };
+        Self::start_with(bench, &["daemon"])
+    }
+
+    /// With arguments of its own.
+    pub fn start_with(bench: B, arguments: &'static [&'static str]) -> Self {
+        let mut daemon = Self { bench, child: None, arguments };
         daemon.start_again();
         daemon
     }
@@ -37,7 +43,7 @@ impl<B: Borrow<Bench>> Daemon<B> {
         socket.set_read_timeout(Some(Duration::from_millis(100))).expect("a timeout");
         let log = File::options().create(true).append(true).open(bench.path("daemon.log")).expect("a log");
         let mut child = bench
-            .command(&["daemon"])
+            .command(self.arguments)
             .env("NOTIFY_SOCKET", &address)
             .stdout(log.try_clone().expect("a second handle of the log"))
             .stderr(Stdio::from(log))
@@ -73,6 +79,12 @@ impl<B: Borrow<Bench>> Daemon<B> {
 
     pub fn runs(&mut self) -> bool {
         self.child.as_mut().is_some_and(|child| child.try_wait().expect("wait for the daemon").is_none())
+    }
+
+    /// Waits until it ends by itself.
+    pub fn end(&mut self) -> ExitStatus {
+        let mut child = self.child.take().expect("it runs");
+        wait(&mut child, PATIENCE).unwrap_or_else(|| panic!("the daemon does not end:\n{}", self.log()))
     }
 
     /// What it has written.

@@ -14,6 +14,7 @@ pub struct World {
     unmount: Vec<PathBuf>,
     cover: Vec<PathBuf>,
     user: Option<u32>,
+    capabilities: Option<u64>,
 }
 
 impl World {
@@ -47,10 +48,17 @@ impl World {
         self
     }
 
+    /// Root with these capabilities, a bit for each, and no others.
+    #[must_use]
+    pub fn with_capabilities(mut self, set: u64) -> Self {
+        self.capabilities = Some(set);
+        self
+    }
+
     /// Puts the command there, in a mount namespace of its own.
     pub fn enter(self, mut command: Command) -> Command {
         let enter = move || {
-            let Self { unmount, cover, user } = &self;
+            let Self { unmount, cover, user, capabilities } = &self;
             if !unmount.is_empty() || !cover.is_empty() {
                 sys::unshare(libc::CLONE_NEWNS)?;
                 sys::mount("none", Path::new("none"), Path::new("/"), libc::MS_REC | libc::MS_PRIVATE)?;
@@ -60,6 +68,12 @@ impl World {
             }
             for path in cover {
                 sys::mount("none", Path::new("/dev/null"), path, libc::MS_BIND)?;
+            }
+            if let Some(set) = capabilities {
+                // The kernel refuses the numbers that it does not have.
+                for number in (0..64).filter(|number| set & 1 << number == 0) {
+                    sys::prctl(libc::PR_CAPBSET_DROP, number).ok();
+                }
             }
             user.map_or(Ok(()), sys::become_user)
         };

@@ -256,8 +256,10 @@ fn the_exempt_get_through() {
     File::open(DEV).expect_err("no longer exempt");
     unfence(&bench, &[]);
 
+    let tid = sys::tid().to_string();
     for (arguments, word) in [
         (["--exempt-pid", "4194304"], "no process 4194304"),
+        (["--exempt-pid", tid.as_str()], "is a thread of process"),
         (["--exempt-cgroup", "/"], "root cgroup"),
         (["--exempt-cgroup", "gpureap-no-such-unit"], "no such cgroup"),
     ] {
@@ -407,8 +409,22 @@ fn what_a_killed_or_another_gpureap_left_is_cleaned() {
     closed(DEV);
     wait_for("the old one is detached", || attempt(SECOND) == 0);
 
+    // Without a part of it nobody can tell what it does.
+    fs::remove_file(place.join("set/EXEMPT")).expect("unpin");
+    assert!(bench.run(&["fence", "--list"]).expect_code(8).complaint().contains("EXEMPT"));
+    let notes = bench.holders(&[]).json["notes"].to_string();
+    assert!(notes.contains("what is fenced is not known: ") && notes.contains("EXEMPT"), "{notes}");
+    // Removed is said of what is gone.
+    fs::create_dir(place.join("set/strange")).expect("a directory");
+    assert!(bench.run(&["unfence"]).expect_code(8).complaint().contains("fence/set cannot be used: "));
+    fs::remove_dir(place.join("set/strange")).expect("remove");
+    let output = bench.run(&["unfence"]).expect_code(0);
+    assert!(output.stdout.starts_with("note: a fence that this gpureap cannot read is removed"), "{output:#?}");
+    fence(&bench, &["--gpu", DEV]);
+
     // Without its program it is no fence.
     fs::remove_file(place.join("set/links/node_open_fence")).expect("unpin");
+    assert!(bench.run(&["fence", "--list"]).expect_code(8).complaint().contains("fences nothing"));
     wait_for("it is detached", || attempt(DEV) == 0);
     let report = fence(&bench, &["--gpu", DEV]);
     assert!(report["notes"][0].as_str().is_some_and(|note| note.contains("fences nothing")), "{report:#}");
@@ -476,9 +492,22 @@ fn where_it_cannot_be_had_one_sentence_says_why() {
     command.env("GPUREAP_PIN_DIR", plain.join("gpureap"));
     refused(finish(command), 8, "mount -t bpf");
     refused(bench.run(&["fence", "--gpu", "/dev/null"]), 2, "no such GPU");
+    refused(bench.run(&["fence", "--gpu", "MIG-"]), 2, "not the UUID of a MIG device");
+    // Asked for, and not there.
+    let uuid = "MIG-0a1b2c3d-1111-2222-3333-444455556666";
+    for arguments in [["fence", "--gpu", uuid], ["unfence", "--gpu", uuid]] {
+        let output = bench.run(&arguments);
+        // A host with NVML knows that there is no such device.
+        if output.code != 2 {
+            refused(output, 8, "takes NVML, and ");
+        }
+    }
     bench.write_config("");
     if !Path::new("/proc/driver/nvidia").exists() {
-        refused(bench.run(&["fence"]), 8, "nothing to fence");
+        for arguments in [["fence"].as_slice(), &["fence", "--gpu", "0"]] {
+            refused(bench.run(arguments), 8, "nothing to fence");
+        }
+        refused(bench.run(&["unfence", "--gpu", "0"]), 8, "no NVIDIA device");
     }
     open(DEV);
     assert!(!bench.pins().exists());

@@ -173,6 +173,12 @@ impl Maps {
         Ok(denied)
     }
 
+    /// Who is exempt, and how many have room.
+    pub(super) fn exempt_room(&self) -> anyhow::Result<(Exemptions, usize)> {
+        let shape = sys::map_shape(self.exempt.as_fd()).context("map EXEMPT")?;
+        Ok((self.exemptions()?, shape.max_entries as usize))
+    }
+
     fn exemptions(&self) -> anyhow::Result<Exemptions> {
         let (mut processes, mut cgroups) = (BTreeSet::new(), BTreeSet::new());
         for (Exempt { id, tgid, kind }, _) in sys::dump::<Exempt, u32>(self.exempt.as_fd()).context("map EXEMPT")? {

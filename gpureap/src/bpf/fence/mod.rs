@@ -13,7 +13,6 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use anyhow::Context as _;
 use gpureap_common::{
     abi::{self, ABI_VERSION, ANY_MINOR, MAGIC},
     fence::{self as record, Tally},
@@ -22,6 +21,7 @@ use gpureap_common::{
 
 use self::maps::Maps;
 use super::{
+    denied_or,
     load::{self, Loaded},
     object, sys,
 };
@@ -170,22 +170,15 @@ fn load(config: &Config) -> anyhow::Result<(Maps, OwnedFd)> {
 }
 
 fn cgroup_root(proc: &Path) -> anyhow::Result<PathBuf> {
-    load::cgroup2_root(proc).ok_or_else(|| {
-        Failure::unsupported(
-            "a fence needs the root of the host's cgroup2, and none is mounted here: mount -t cgroup2 none /sys/fs/cgroup, in the host's cgroup namespace",
-        )
-        .into()
-    })
+    load::cgroup2_root(proc)
+        .ok_or_else(|| Failure::unsupported(format!("a fence needs the whole cgroup2: {}", load::NO_CGROUP2)).into())
 }
 
 fn attach(program: &OwnedFd, root: &Path) -> anyhow::Result<OwnedFd> {
-    let cgroup = File::open(root).with_context(|| format!("open {}", root.display()))?;
+    let cgroup = File::open(root).map_err(|error| denied_or(root, error))?;
     sys::link_cgroup_device(program.as_fd(), cgroup.as_fd()).map_err(|error| {
-        let lacking = rights::lacking();
-        if error.kind() == std::io::ErrorKind::PermissionDenied && !lacking.is_empty() {
-            let lacking = lacking.join(", ");
-            return Failure::not_permitted(format!("a fence needs root with {lacking}, which this process lacks"))
-                .into();
+        if error.kind() == std::io::ErrorKind::PermissionDenied {
+            return rights::refused("a fence", load::PROBES, &error.to_string()).into();
         }
         Failure::unsupported(format!("this kernel does not let a fence be attached to {} ({error})", root.display()))
             .into()

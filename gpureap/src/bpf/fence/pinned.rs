@@ -19,7 +19,7 @@ use std::{
 };
 
 use anyhow::Context as _;
-use gpureap_common::fence as record;
+use gpureap_common::{abi::MAX_SLOTS, fence as record, record::Device};
 use rustix::fs::{FlockOperation, flock};
 
 use super::{Exemptions, Standing, attach, cgroup_root, load, maps::Maps};
@@ -34,7 +34,7 @@ use crate::{
     error::Failure,
     gpu::devices::Devices,
     kernel::rights,
-    model::Slot,
+    model::{self, Slot},
 };
 
 const SET: &str = "set";
@@ -42,6 +42,10 @@ const UNFINISHED: &str = "new";
 
 /// A change takes a fraction of a second; somebody who is at it for this long hangs.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// Between two attempts.
+const PAUSE: Duration = Duration::from_millis(5);
+/// Who only reads, the daemon among them, does not wait so long.
+const GLANCE: Duration = Duration::from_millis(50);
 
 /// What a change left.
 #[derive(Debug, Default)]
@@ -65,12 +69,19 @@ impl Pinned {
     /// `None`: nothing is fenced so.
     pub fn open(config: &Config) -> anyhow::Result<Option<Self>> {
         let dir = set_dir(&config.paths.pin);
-        let Some(inode) = inode(&dir)? else { return Ok(None) };
-        match Maps::from_pins(&dir) {
-            Ok(maps) => Ok(Some(Self { maps, inode })),
-            // Removed at this moment.
-            Err(PinError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => Ok(None),
-            Err(error) => Err(unreadable(&why(error)).into()),
+        let until = Instant::now() + GLANCE;
+        loop {
+            // While this is held, nobody is in the middle of a change.
+            let quiet = File::open(config.paths.pin.join(pins::FENCE));
+            let quiet = quiet.ok().filter(|dir| flock(dir, FlockOperation::NonBlockingLockShared).is_ok());
+            let Some(inode) = inode(&dir)? else { return Ok(None) };
+            match open_set(&dir) {
+                Ok(None) => return Ok(None),
+                Ok(Some(maps)) => return Ok(Some(Self { maps, inode })),
+                // It may be on its way out.
+                Err(_) if quiet.is_none() && Instant::now() < until => thread::sleep(PAUSE),
+                Err(reason) => return Err(unreadable(&reason).into()),
+            }
         }
     }
 
@@ -139,11 +150,12 @@ fn raise_locked(
     if let Some(maps) = standing {
         let before = maps.standing()?;
         if !before.is_over(now) {
+            let wanted = Wanted::of(&maps, devices, slots, exempt)?;
             for slot in before.fences.keys().filter(|slot| !before.refuses(**slot, now)) {
                 maps.open_slot(*slot)?;
                 maps.forget(*slot)?;
             }
-            fill(&maps, devices, slots, deadline_ns, exempt, now)?;
+            wanted.enter(&maps, deadline_ns, now)?;
             let numbers = before.table.iter().filter(|(_, device)| before.refuses(device.slot, now));
             return Ok(Changed {
                 before: numbers.map(|(number, _)| *number).collect(),
@@ -153,19 +165,19 @@ fn raise_locked(
         }
         // With it go its exemptions: whoever was let through then was not named now.
         maps.open_all()?;
-        pins::remove(&lock.dir.join(SET));
+        lock.remove_set()?;
     }
 
     let (maps, program) = load(config)?;
     let new = lock.dir.join(UNFINISHED);
     pins::make(&new)?;
     let made = (|| {
-        fill(&maps, devices, slots, deadline_ns, exempt, now)?;
+        Wanted::of(&maps, devices, slots, exempt)?.enter(&maps, deadline_ns, now)?;
         maps.pin(&new)?;
         let link = attach(&program, cgroup)?;
         sys::pin(link.as_fd(), &new.join(LINKS).join(object::FENCE.name)).context("pin the fence")?;
         if unreadable {
-            pins::remove(&lock.dir.join(SET));
+            lock.remove_set()?;
         }
         fs::rename(&new, lock.dir.join(SET)).context("rename the pins of the fence")
     })();
@@ -177,27 +189,60 @@ fn raise_locked(
     Ok(Changed { before: BTreeSet::new(), standing: maps.standing()?, notes })
 }
 
-fn fill(
-    maps: &Maps,
-    devices: &Devices,
-    slots: &BTreeSet<Slot>,
-    deadline_ns: u64,
-    exempt: &Exemptions,
-    now: u64,
-) -> anyhow::Result<()> {
-    let all = devices.with_all_of(&maps.table()?);
-    maps.add_devices(&all)?;
-    maps.exempt(exempt)?;
-    let before = maps.fences()?;
-    for device in slots.iter().filter_map(|slot| devices.get(*slot)) {
-        let own = all.list().iter().find(|other| other.number() == device.number());
-        let slot = own
-            .map(|device| device.slot)
-            .ok_or_else(|| Failure::unsupported(format!("the fence has no room for {}", device.node.display())))?;
-        let raised_ns = before.get(&slot).map_or(now, |fence| fence.raised_ns);
-        maps.close(slot, record::Fence { raised_ns, deadline_ns })?;
+/// What is entered into a fence that has room for all of it: a command closes what it names, or changes nothing.
+#[derive(Debug)]
+struct Wanted<'a> {
+    /// With the fence's own slots.
+    devices: Devices,
+    close: Vec<Slot>,
+    exempt: &'a Exemptions,
+}
+
+impl<'a> Wanted<'a> {
+    fn of(maps: &Maps, devices: &Devices, slots: &BTreeSet<Slot>, exempt: &'a Exemptions) -> anyhow::Result<Self> {
+        let (known, room) = maps.exempt_room()?;
+        Ok(Self::within(&maps.table()?, &known, room, devices, slots, exempt)?)
     }
-    Ok(())
+
+    fn within(
+        table: &[(u32, Device)],
+        known: &Exemptions,
+        room: usize,
+        devices: &Devices,
+        slots: &BTreeSet<Slot>,
+        exempt: &'a Exemptions,
+    ) -> Result<Self, Failure> {
+        let count = known.processes.union(&exempt.processes).count() + known.cgroups.union(&exempt.cgroups).count();
+        if count > room {
+            return Err(Failure::unsupported(format!(
+                "{count} exempt processes and cgroups, those of before included, are too many: a fence has room for {room}"
+            )));
+        }
+        let all = devices.with_all_of(table);
+        let slot = |device: &model::Device| {
+            let own = all.list().iter().find(|other| other.number() == device.number());
+            own.map(|device| device.slot).ok_or_else(|| {
+                Failure::unsupported(format!(
+                    "the fence has no room for {}: it has {MAX_SLOTS} devices, and keeps them until it is gone",
+                    device.node.display()
+                ))
+            })
+        };
+        let close = slots.iter().filter_map(|slot| devices.get(*slot)).map(slot).collect::<Result<_, _>>()?;
+        Ok(Self { devices: all, close, exempt })
+    }
+
+    fn enter(self, maps: &Maps, deadline_ns: u64, now: u64) -> anyhow::Result<()> {
+        let Self { devices, close, exempt } = self;
+        maps.add_devices(&devices)?;
+        maps.exempt(exempt)?;
+        let before = maps.fences()?;
+        for slot in close {
+            let raised_ns = before.get(&slot).map_or(now, |fence| fence.raised_ns);
+            maps.close(slot, record::Fence { raised_ns, deadline_ns })?;
+        }
+        Ok(())
+    }
 }
 
 /// Opens devices by number, or all; with the last one the fence goes. Returns what stood before, those opened among it.
@@ -215,8 +260,9 @@ fn lower_locked(lock: &Lock, numbers: Option<&BTreeSet<u32>>) -> anyhow::Result<
         Ok(None) => return Ok(Changed::default()),
         // Nobody can tell what it fences: it can only go as a whole.
         Err(reason) if numbers.is_none() => {
-            pins::remove(&lock.dir.join(SET));
-            let note = format!("a fence that this gpureap cannot read is removed: {reason}");
+            lock.remove_set()?;
+            let note =
+                format!("a fence that this gpureap cannot read is removed, and what it had fenced is open: {reason}");
             return Ok(Changed { notes: vec![note], ..Changed::default() });
         }
         Err(reason) => return Err(unreadable(&reason).into()),
@@ -228,16 +274,20 @@ fn lower_locked(lock: &Lock, numbers: Option<&BTreeSet<u32>>) -> anyhow::Result<
             maps.open_slot(device.slot)?;
         }
     }
+    let mut notes = Vec::new();
     if numbers.is_none() || left.is_over(now) {
         maps.open_all()?;
-        pins::remove(&lock.dir.join(SET));
+        // That was it; only the pins are left.
+        notes.extend(
+            lock.remove_set().err().map(|error| format!("the fence is open, but it cannot be removed: {error:#}")),
+        );
     } else {
         for slot in standing.fences.keys().filter(|slot| !left.fences.contains_key(slot)) {
             maps.forget(*slot)?;
         }
     }
     let before = standing.table.iter().filter(|(_, device)| standing.refuses(device.slot, now));
-    Ok(Changed { before: before.map(|(number, _)| *number).collect(), standing, notes: Vec::new() })
+    Ok(Changed { before: before.map(|(number, _)| *number).collect(), standing, notes })
 }
 
 /// Removes the fence if every deadline has passed; whether it did. Does not wait for somebody who is changing it.
@@ -247,11 +297,9 @@ pub fn remove_expired(config: &Config) -> anyhow::Result<bool> {
         Some(maps) => Standing { fences: maps.fences()?, ..Standing::default() }.is_over(clock::boottime_ns()),
         None => false,
     };
-    if over {
-        pins::remove(&lock.dir.join(SET));
-    }
+    let removed = if over { lock.remove_set() } else { Ok(()) };
     lock.tidy();
-    Ok(over)
+    removed.map(|()| over)
 }
 
 /// Why a set is not read, in words for a fence.
@@ -342,15 +390,12 @@ impl Lock {
 
     /// The finished set; why not, when there is one that this build cannot read, or that is not attached.
     fn open(&self) -> Result<Option<Maps>, String> {
+        open_set(&self.dir.join(SET))
+    }
+
+    fn remove_set(&self) -> anyhow::Result<()> {
         let set = self.dir.join(SET);
-        if !set.exists() {
-            return Ok(None);
-        }
-        let link = set.join(LINKS).join(object::FENCE.name);
-        if !link.exists() {
-            return Err(format!("{} is gone, so it fences nothing", link.display()));
-        }
-        Maps::from_pins(&set).map(Some).map_err(why)
+        pins::remove_whole(&set).map_err(|error| denied_or(&set, error))
     }
 
     /// Leaves no empty directories.
@@ -366,10 +411,63 @@ impl Lock {
     }
 }
 
+fn open_set(set: &Path) -> Result<Option<Maps>, String> {
+    if !set.exists() {
+        return Ok(None);
+    }
+    let link = set.join(LINKS).join(object::FENCE.name);
+    if !link.exists() {
+        return Err(format!("{} is gone, so it fences nothing", link.display()));
+    }
+    Maps::from_pins(set).map(Some).map_err(why)
+}
+
 fn pause(until: Instant) -> anyhow::Result<()> {
     if Instant::now() > until {
         return Err(Failure::unsupported("another gpureap is changing the fence and does not end").into());
     }
-    thread::sleep(Duration::from_millis(5));
+    thread::sleep(PAUSE);
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use gpureap_common::abi::dev;
+
+    use super::*;
+    use crate::{
+        config::StandIn,
+        gpu::devices::stand_ins_alone,
+        model::{DeviceKind, ProcKey},
+    };
+
+    fn exempt(pids: std::ops::Range<u32>, cgroups: &[u64]) -> Exemptions {
+        Exemptions {
+            processes: pids.map(|pid| ProcKey::new(pid, 1)).collect(),
+            cgroups: cgroups.iter().copied().collect(),
+        }
+    }
+
+    #[test]
+    fn nothing_is_entered_without_room_for_all_of_it() {
+        let stand_ins = [20, 21].map(|minor| StandIn::new(4, minor, format!("/dev/tty{minor}").into()).unwrap());
+        let devices = stand_ins_alone(&stand_ins).unwrap();
+        let both: BTreeSet<Slot> = devices.gpus().map(|device| device.slot).collect();
+        let table = |count: u32| -> Vec<(u32, Device)> {
+            (0..count).map(|slot| (dev(5, slot), Device { slot, kind: DeviceKind::Standin as u32 })).collect()
+        };
+        let within = |count: u32, known: &Exemptions, new: &Exemptions| {
+            let wanted = Wanted::within(&table(count), known, 4, &devices, &both, new);
+            wanted.map(|wanted| wanted.close).map_err(|failure| failure.message)
+        };
+        let nobody = Exemptions::default();
+        assert_eq!(within(0, &nobody, &nobody), Ok(vec![0, 1]));
+        assert_eq!(within(MAX_SLOTS - 2, &nobody, &nobody), Ok(vec![MAX_SLOTS - 2, MAX_SLOTS - 1]));
+        let full = within(MAX_SLOTS - 1, &nobody, &nobody).unwrap_err();
+        assert!(full.contains("no room for /dev/tty21: it has 256 devices"), "{full}");
+        // Somebody who is exempt already takes no room.
+        assert!(within(0, &exempt(0..2, &[7]), &exempt(1..2, &[7, 8])).is_ok());
+        let full = within(0, &exempt(0..2, &[7]), &exempt(2..3, &[7, 8])).unwrap_err();
+        assert!(full.starts_with("5 exempt processes and cgroups") && full.ends_with("room for 4"), "{full}");
+    }
 }

@@ -5,7 +5,10 @@ use serde::{Deserialize, Serialize};
 use crate::{
     exit_code::Exit,
     model::{Source, View},
-    reap::plan::{Class, Plan, Policy, Row},
+    reap::{
+        plan::{Class, Plan, Policy, Row},
+        verdict::unjudged,
+    },
 };
 
 /// How things stand with the chosen devices.
@@ -17,21 +20,25 @@ pub struct Standing {
     pub ignored: Vec<Row>,
     /// Files of the chosen devices that no process refers to.
     pub orphans: u32,
+    /// Holders of which the filters could not tell whether they were meant.
+    pub undecided: usize,
 }
 
 impl Standing {
     /// `plan` was made from `view` by `policy`. Everybody counts whom the plan names, signalled or not: gpureap's ancestors
     /// and pid 1 keep a GPU as busy as others do.
     pub fn of(view: &View, plan: &Plan, policy: &Policy, ignore_monitors: bool) -> Self {
+        let undecided = policy.undecided_of(view);
         let counted = plan.rows.iter().filter(|row| row.key.tgid != policy.own).cloned();
         let (ignored, holders) = counted.partition(|row| ignore_monitors && row.class != Class::Job);
         // A file that no process has is none of a process that was named.
         let orphans = view.orphans.iter().filter(|orphan| policy.pids.is_empty() && policy.wants(orphan.slot));
-        Self { holders, ignored, orphans: orphans.map(|orphan| orphan.files).sum() }
+        Self { holders, ignored, orphans: orphans.map(|orphan| orphan.files).sum(), undecided }
     }
 
+    /// Nobody is left who is known to be meant.
     pub fn is_free(&self) -> bool {
-        let Self { holders, ignored: _, orphans } = self;
+        let Self { holders, ignored: _, orphans, undecided: _ } = self;
         holders.is_empty() && *orphans == 0
     }
 }
@@ -64,12 +71,14 @@ pub struct Findings {
     pub kill_pending: bool,
     /// A process that was named may not be looked at.
     pub named_unseen: bool,
+    /// The view is an old one, less those who are known to have let go.
+    pub blind: bool,
 }
 
 /// With several causes the first of unkillable (4), held (3), protected (5) and kernel reference (6) wins.
 pub fn judge(standing: &Standing, view: &View, policy: &Policy, findings: Findings) -> Verdict {
-    let Standing { holders, ignored, orphans } = standing;
-    let Findings { kill_pending, named_unseen } = findings;
+    let Standing { holders, ignored, orphans, undecided } = standing;
+    let Findings { kill_pending, named_unseen, blind } = findings;
     let mut notes = Vec::new();
     if !ignored.is_empty() {
         notes.push(format!("{} monitors or protected processes hold and were not waited for", ignored.len()));
@@ -90,9 +99,13 @@ pub fn judge(standing: &Standing, view: &View, policy: &Policy, findings: Findin
         ));
         return blocked(Outcome::KernelReference, Exit::KernelReference, notes);
     }
+    if *undecided > 0 {
+        notes.push(unjudged(*undecided));
+        return blocked(Outcome::NotPermitted, Exit::NotPermitted, notes);
+    }
     let verified = view.complete && view.source != Source::Proc;
     // /proc tells root of every process, if not of files in flight.
-    let sees_all = verified || view.source == Source::Proc && policy.privileged;
+    let sees_all = verified || view.source == Source::Proc && policy.privileged && !blind;
     let unseen = if policy.pids.is_empty() { !sees_all } else { named_unseen };
     if unseen {
         notes.push("not every process could be seen, so it is not verified that the GPUs are free".to_owned());

@@ -28,7 +28,7 @@ use crate::{
 pub fn run(args: &WaitArgs, config: &Config) -> anyhow::Result<Exit> {
     let Opened { eyes, devices, note } = eyes::open_configured(config)?;
     if devices.is_empty() {
-        return Err(Failure::no_device().into());
+        return Err(Failure::no_device(note.as_deref()).into());
     }
     let host = Host::read(&config.paths.proc);
     let people = ProcPeople::classed(&config.paths, &config.classes);

@@ -103,7 +103,7 @@ impl Scene<'_> {
     pub(super) fn report(&self, over: Over) -> Report {
         let Over { verdict, view, standing, held, ended, at_ns } = over;
         let Verdict { outcome, exit, verified, notes } = verdict;
-        let Standing { holders: _, ignored: _, orphans } = standing;
+        let Standing { holders: _, ignored: _, orphans, undecided: _ } = standing;
         let Host { name, boot_id, now, boottime_ns: begun_ns } = self.host;
         Report {
             schema: SCHEMA.to_owned(),
@@ -204,7 +204,7 @@ pub fn text(report: &Report) -> String {
             format!("no process holds what was chosen, but the kernel still has {orphans} open files after {after}")
         }
         Outcome::NotPermitted => {
-            "nobody that was seen holds what was chosen, as far as /proc shows to this caller".to_owned()
+            format!("nobody that was seen holds what was chosen, {}", words::proof(false, *source, cannot_see))
         }
     });
     lines.push(String::new());

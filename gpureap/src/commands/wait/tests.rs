@@ -1,24 +1,32 @@
 //! The decision in a table, and real reports against docs/schema/wait-1.json.
 
-use std::{collections::BTreeSet, time::Duration};
+use std::{cell::RefCell, collections::BTreeSet, path::Path, process::Command, time::Duration};
 
 use serde_json::Value;
 
 use super::{
     decide::{Findings, Outcome, Standing, judge},
     report::{Report, Scene, text},
-    vigil::{Ended, Over},
+    vigil::{Ended, Over, Vigil},
 };
 use crate::{
+    choose::Chooser,
+    cli::Choosing,
+    clock::{NANOS, boottime_ns},
+    config::Paths,
     exit_code::Exit,
     gpu::devices::Devices,
     host::Host,
-    model::{Backend, Device, DeviceKind, Holder, How, Orphan, ProcKey, Source, Usage, View},
+    model::{
+        Backend, Device, DeviceKind, Eyes, Holder, How, LineageSource, NoLineage, Orphan, ProcKey, Source, Usage, View,
+    },
     reap::{
+        people::ProcPeople,
         plan::{Class, Matching, Policy, Subject, plan},
         report::Identity,
-        stuck::Stuck,
+        stuck::{Coroner, Stuck},
     },
+    watch::Watch,
 };
 
 fn policy(matching: Matching) -> Policy {
@@ -29,6 +37,7 @@ fn policy(matching: Matching) -> Policy {
         contexts: [].into(),
         pids: [].into(),
         chosen: None,
+        undecided: BTreeSet::new(),
         own: 99,
         own_session: 0,
         ancestors: [98].into(),
@@ -119,7 +128,7 @@ fn files_without_a_process_are_waited_for() {
 #[test]
 fn the_first_of_several_causes_wins() {
     let (job, monitor, system) = (holder(10, 0, 0), holder(20, 0, 0), holder(30, 0, 0));
-    let stuck = Findings { kill_pending: true, named_unseen: false };
+    let stuck = Findings { kill_pending: true, ..Findings::default() };
     let with_orphan = |holders| View { orphans: vec![orphan(0)], ..view(holders) };
     let proc = View { source: Source::Proc, complete: false, ..view(vec![]) };
     let cases = [
@@ -179,13 +188,88 @@ fn the_first_of_several_causes_wins() {
         let verdict = judge(&standing(&seen, &policy, ignore), &seen, &policy, findings);
         assert_eq!((verdict.outcome, verdict.exit, verdict.verified), (outcome, exit, verified), "{case}");
     }
+    let blind = Findings { blind: true, ..Findings::default() };
+    let policy_of_root = policy(Matching::Any);
+    assert_eq!(judge(&Standing::default(), &proc, &policy_of_root, blind).exit, Exit::NotPermitted);
     let user = Policy { privileged: false, ..policy(Matching::Any) };
     let free = Standing::default();
     assert_eq!(judge(&free, &proc, &user, Findings::default()).exit, Exit::NotPermitted);
     let named = Policy { pids: [7].into(), ..user };
     assert_eq!(judge(&free, &proc, &named, Findings::default()).exit, Exit::Done);
-    let unseen = Findings { kill_pending: false, named_unseen: true };
+    // Nobody may read what the filter asks of the only holder.
+    let seen = view(vec![holder(10, 0, 1), holder(11, 1, 1)]);
+    let key = |pid: u32| ProcKey::new(pid, u64::from(pid) * 1_000_000_000);
+    for (undecided, exit) in [(10, Exit::NotPermitted), (11, Exit::Done), (12, Exit::Done)] {
+        let policy =
+            Policy { chosen: Some([].into()), undecided: [key(undecided)].into(), ..policy(Matching::Attached) };
+        let standing = standing(&seen, &policy, false);
+        let verdict = judge(&standing, &seen, &policy, Findings::default());
+        assert!(standing.is_free(), "{undecided}");
+        assert_eq!((verdict.exit, verdict.verified), (exit, exit == Exit::Done), "{undecided}");
+    }
+    let unseen = Findings { named_unseen: true, ..Findings::default() };
     assert_eq!(judge(&free, &proc, &named, unseen).exit, Exit::NotPermitted);
+}
+
+/// Looks that come one after the other, then nobody answers any more.
+struct Looks(RefCell<Vec<View>>);
+
+impl Eyes for Looks {
+    fn view(&self) -> anyhow::Result<View> {
+        self.0.borrow_mut().pop().ok_or_else(|| anyhow::anyhow!("the daemon does not answer"))
+    }
+
+    fn sweep(&self) -> anyhow::Result<View> {
+        self.view()
+    }
+
+    fn look_at(&self, _tgid: u32) -> anyhow::Result<Option<Holder>> {
+        anyhow::bail!("the daemon does not answer")
+    }
+
+    fn lineage(&self) -> &dyn LineageSource {
+        &NoLineage
+    }
+}
+
+fn keep(looks: Vec<View>, timeout: Duration) -> anyhow::Result<Over> {
+    let paths = Paths { proc: "/nonexistent".into(), host: "/nonexistent".into(), ..Paths::default() };
+    let (eyes, people, policy) = (Looks(looks.into()), ProcPeople::new("/nonexistent"), policy(Matching::Any));
+    let chooser = Chooser::new(&Choosing::default(), &paths, &NoLineage)?;
+    let mut vigil = Vigil {
+        eyes: &eyes,
+        watch: Watch::of_exits(),
+        run: Path::new("/nonexistent"),
+        people: &people,
+        policy: &policy,
+        chooser: &chooser,
+        ignore_monitors: false,
+        proc: &paths.proc,
+        begun_ns: boottime_ns(),
+        told: BTreeSet::new(),
+    };
+    vigil.keep(Some(timeout), &Coroner::new(&paths.proc))
+}
+
+#[test]
+fn what_was_known_is_told_when_nobody_can_look_any_more() {
+    assert!(keep(vec![], Duration::ZERO).is_err(), "nothing was ever known");
+    let mut child = Command::new("sleep").arg("60").spawn().unwrap();
+    let held = view(vec![holder(child.id(), 0, 1)]);
+    let over = keep(vec![held.clone()], Duration::from_millis(30)).unwrap();
+    assert_eq!((over.verdict.exit, over.held.len(), over.view.complete), (Exit::Held, 1, false));
+    assert!(over.view.notes[0].contains("the last look failed"), "{:?}", over.view.notes);
+    // It has let go, and nobody can say whether others have.
+    let begun = boottime_ns();
+    let killer = std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_millis(30));
+        child.kill().unwrap();
+        child.wait().unwrap();
+    });
+    let over = keep(vec![held], Duration::from_mins(1)).unwrap();
+    killer.join().unwrap();
+    assert_eq!((over.verdict.exit, over.held.len(), over.ended.len()), (Exit::NotPermitted, 0, 1));
+    assert!(boottime_ns() - begun < 30 * NANOS);
 }
 
 const SCHEMA: &str = include_str!("../../../../docs/schema/wait-1.json");
@@ -242,7 +326,7 @@ fn report(seen: &View, gone: &[Holder], stuck: bool, timeout: Option<Duration>) 
     let before = self::standing(&view(gone.to_vec()), &policy, false);
     let ended = before.holders.into_iter().zip(gone);
     let ended = ended.map(|(row, holder)| Ended { row, identity: identity(holder), at_ns: 1_500_000_000 }).collect();
-    let verdict = judge(&standing, seen, &policy, Findings { kill_pending: stuck, named_unseen: false });
+    let verdict = judge(&standing, seen, &policy, Findings { kill_pending: stuck, ..Findings::default() });
     let scene = Scene { host: &host, devices: &devices, policy: &policy, timeout, ignore_monitors: false };
     scene.report(Over { verdict, view: seen.clone(), standing, held, ended, at_ns: 3_000_000_000 })
 }

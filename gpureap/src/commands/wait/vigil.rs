@@ -12,8 +12,10 @@ use super::{
     held::Held,
 };
 use crate::{
-    choose::Chooser,
+    choose::{Chooser, Chosen},
     clock::{boottime_ns, nanos},
+    error::exit_of,
+    exit_code::Exit,
     model::{Backend, Eyes, ProcKey, Source, View},
     reap::{
         people::ProcPeople,
@@ -56,6 +58,17 @@ pub(super) struct Over {
     pub(super) at_ns: u64,
 }
 
+/// How a wait goes.
+#[derive(Debug, Default)]
+struct Course {
+    /// Those that are waited for.
+    known: Vec<Held>,
+    ended: Vec<Ended>,
+    last: Option<View>,
+    /// Nobody can look any more.
+    blind: bool,
+}
+
 pub(super) struct Vigil<'a> {
     pub(super) eyes: &'a dyn Eyes,
     /// Of more than exits as soon as there is something to wait for.
@@ -74,8 +87,17 @@ pub(super) struct Vigil<'a> {
 impl Vigil<'_> {
     pub(super) fn keep(&mut self, timeout: Option<Duration>, coroner: &Coroner) -> anyhow::Result<Over> {
         let give_up = timeout.map_or(u64::MAX, |timeout| self.begun_ns.saturating_add(nanos(timeout)));
-        let mut known: Vec<Held> = Vec::new();
-        let mut ended = Vec::new();
+        self.eyes.give_up_at(give_up);
+        let mut course = Course::default();
+        match self.follow(&mut course, give_up) {
+            Ok((view, standing)) => Ok(self.over(view, standing, course, coroner)),
+            Err(error) => self.blind(course, coroner, error),
+        }
+    }
+
+    /// Until it is over; the sweep that says so.
+    fn follow(&mut self, course: &mut Course, give_up: u64) -> anyhow::Result<(View, Standing)> {
+        let Course { known, ended, last, blind: _ } = course;
         let mut pause = PAUSE_MIN;
         let mut next_view = 0;
         let mut longest = PAUSE_MAX_DEAF;
@@ -84,7 +106,7 @@ impl Vigil<'_> {
             if known.is_empty() {
                 let (view, standing, took) = self.look(true)?;
                 if standing.is_free() || boottime_ns() >= give_up {
-                    return Ok(self.over(view, standing, known, ended, coroner));
+                    return Ok((view, standing));
                 }
                 if next_view == 0 {
                     self.begin(&view);
@@ -93,23 +115,25 @@ impl Vigil<'_> {
                 longest = if tells { PAUSE_MAX } else { PAUSE_MAX_DEAF };
                 cost = took * PAUSE_PER_EVENT;
                 next_view = boottime_ns() + VIEW_PERIOD.max(took * PAUSE_PER_LOOK);
-                self.take(&mut known, &standing.holders);
+                self.take(known, &standing.holders);
+                *last = Some(view);
             }
             let now = boottime_ns();
             if now >= give_up {
                 let (view, standing, _) = self.look(true)?;
-                return Ok(self.over(view, standing, known, ended, coroner));
+                return Ok((view, standing));
             }
             let wake = now.saturating_add(pause.max(cost)).min(give_up);
-            let woken = self.watch.wait(&pidfds(&known), wake)?;
-            exited(&mut known, &woken.exited, &mut ended);
+            let woken = self.watch.wait(&pidfds(known), wake)?;
+            exited(known, &woken.exited, ended);
             let looked = boottime_ns();
             if looked >= next_view {
-                let (_, standing, took) = self.look(false)?;
-                self.compare(&mut known, &standing, &mut ended);
+                let (view, standing, took) = self.look(false)?;
+                self.compare(known, &standing, ended);
+                *last = Some(view);
                 next_view = boottime_ns() + VIEW_PERIOD.max(took * PAUSE_PER_LOOK);
             } else {
-                self.check(&mut known, &mut ended);
+                self.check(known, ended);
             }
             let took = boottime_ns().saturating_sub(looked);
             if woken.event {
@@ -117,8 +141,8 @@ impl Vigil<'_> {
                 // Exits end this pause, other events wait until it is over.
                 let deaf = (boottime_ns() + PAUSE_MIN.max(took * PAUSE_PER_EVENT)).min(give_up);
                 if !known.is_empty() {
-                    let woken = Watch::of_exits().wait(&pidfds(&known), deaf)?;
-                    exited(&mut known, &woken.exited, &mut ended);
+                    let woken = Watch::of_exits().wait(&pidfds(known), deaf)?;
+                    exited(known, &woken.exited, ended);
                 }
             } else if woken.is_late() {
                 pause = (pause * 2).min(longest).max(took * PAUSE_PER_LOOK);
@@ -136,9 +160,15 @@ impl Vigil<'_> {
 
     fn look(&self, sweep: bool) -> anyhow::Result<(View, Standing, u64)> {
         let begun = boottime_ns();
-        let view = if sweep { self.eyes.sweep()? } else { self.eyes.view()? };
-        let policy = Policy { chosen: self.chooser.chosen(&view)?.keys, ..self.policy.clone() };
-        let plan = plan(&view, &self.people.subjects(&view), &policy);
+        let mut view = if sweep { self.eyes.sweep()? } else { self.eyes.view()? };
+        let Chosen { keys: chosen, mut undecided, notes } = self.chooser.chosen(&view)?;
+        view.notes.extend(notes);
+        let subjects = self.people.subjects(&view);
+        // Nobody waits for these, meant or not.
+        let is_job = |key: &ProcKey| subjects.get(key).is_none_or(|subject| subject.class == Class::Job);
+        undecided.retain(|key| !self.ignore_monitors || is_job(key));
+        let policy = Policy { chosen, undecided, ..self.policy.clone() };
+        let plan = plan(&view, &subjects, &policy);
         let standing = Standing::of(&view, &plan, &policy, self.ignore_monitors);
         Ok((view, standing, boottime_ns().saturating_sub(begun)))
     }
@@ -211,18 +241,26 @@ impl Vigil<'_> {
         self.take(known, &standing.holders);
     }
 
+    /// The end, when nobody can look any more: of those that were seen, whoever is not known to have let go still holds.
+    fn blind(&self, mut course: Course, coroner: &Coroner, error: anyhow::Error) -> anyhow::Result<Over> {
+        // What was asked for is wrong, as a holder that came meanwhile has shown.
+        let wrong = exit_of(&error) == Exit::Usage;
+        let Some(mut view) = course.last.take().filter(|_| !wrong) else { return Err(error) };
+        course.blind = true;
+        let known = &course.known;
+        view.complete = false;
+        view.notes.push(format!("the last look failed, so this is what was known before: {error:#}"));
+        view.holders.retain(|holder| known.iter().any(|held| same_process(held.row.key, holder.key)));
+        let holders = known.iter().map(|held| held.row.clone()).collect();
+        Ok(self.over(view, Standing { holders, ..Standing::default() }, course, coroner))
+    }
+
     /// The end, by a sweep that was just made.
-    fn over(
-        &self,
-        view: View,
-        mut standing: Standing,
-        known: Vec<Held>,
-        mut ended: Vec<Ended>,
-        coroner: &Coroner,
-    ) -> Over {
+    fn over(&self, view: View, mut standing: Standing, course: Course, coroner: &Coroner) -> Over {
+        let Course { known, mut ended, last: _, blind } = course;
         let at_ns = boottime_ns();
-        for held in known {
-            let Held { row, identity, .. } = &held;
+        for held in &known {
+            let Held { row, identity, .. } = held;
             if standing.holders.iter().any(|other| same_process(other.key, row.key)) {
                 continue;
             }
@@ -237,9 +275,15 @@ impl Vigil<'_> {
             let age = at_ns.saturating_sub(row.key.start_ns) / 1_000_000_000;
             coroner.examine(row.key.tgid, age).filter(|stuck| stuck.kill_pending)
         };
+        // Who was waited for was asked for already.
+        let identity = |row: &Row| {
+            let held = known.iter().find(|held| same_process(held.row.key, row.key));
+            held.map_or_else(|| self.identity(row.key), |held| held.identity.clone())
+        };
         let held: Vec<(Row, Identity, Option<Stuck>)> =
-            standing.holders.iter().map(|row| (row.clone(), self.identity(row.key), examine(row))).collect();
+            standing.holders.iter().map(|row| (row.clone(), identity(row), examine(row))).collect();
         let findings = Findings {
+            blind,
             kill_pending: held.iter().any(|(_, _, stuck)| stuck.is_some()),
             named_unseen: self.policy.pids.iter().any(|pid| self.is_hidden(*pid, view.source)),
         };

@@ -37,6 +37,7 @@ fn policy() -> Policy {
         contexts: BTreeMap::new(),
         pids: BTreeSet::new(),
         chosen: None,
+        undecided: BTreeSet::new(),
         own: 999,
         own_session: 900,
         ancestors: BTreeSet::new(),

@@ -78,6 +78,7 @@ fn policy() -> impl Strategy<Value = Policy> {
             contexts: more.1,
             pids,
             chosen: more.2,
+            undecided: BTreeSet::new(),
             own,
             own_session,
             ancestors,

@@ -414,7 +414,10 @@ fn an_incomplete_sweep_proves_nothing() {
     assert_eq!((report.outcome, report.exit_code, report.verified), (Some(Outcome::Freed), Exit::Done as u8, false));
     assert!(report.notes.iter().any(|note| note.contains("it is not verified")), "{:?}", report.notes);
     let text = text::report(&report);
-    assert!(text.contains("\nincomplete: ") && text.ends_with("not verified: the sweep was not complete\n"), "{text}");
+    assert!(
+        text.contains("\nincomplete: ") && text.ends_with("not verified: not everybody could be seen and judged\n"),
+        "{text}"
+    );
     // With nobody to reap, nothing was done and nothing is known.
     let world = World::new(vec![]);
     world.incomplete();

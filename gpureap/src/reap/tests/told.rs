@@ -109,6 +109,21 @@ fn an_ordinary_user_reaps_what_is_theirs() {
 }
 
 #[test]
+fn whom_the_filters_cannot_judge_is_not_told_to_be_free() {
+    for (chosen, exit, outcome) in
+        [(&[][..], Exit::NotPermitted, Outcome::NothingToDo), (&[10][..], Exit::Done, Outcome::Freed)]
+    {
+        let world = World::new(vec![actor(10), actor(11)]);
+        let key = |pid: u32| world.view().unwrap().holders.iter().find(|holder| holder.key.tgid == pid).unwrap().key;
+        let chosen = chosen.iter().map(|pid| key(*pid)).collect();
+        let policy = Policy { chosen: Some(chosen), undecided: [key(11)].into(), ..policy() };
+        let (report, _) = reap_with(&world, &policy, &Subjects::new(), ladder_of(10, 100));
+        assert_eq!((report.outcome, report.exit_code), (Some(outcome), exit as u8), "{report:?}");
+        assert!(!report.verified && report.notes.iter().any(|note| note.contains("could not be judged")), "{report:?}");
+    }
+}
+
+#[test]
 fn what_the_source_cannot_see_is_part_of_the_proof() {
     use crate::model::How::{InFlight, IoUring};
     for (blind, actors, end) in [
