@@ -164,6 +164,83 @@ impl Default for Nvml {
     }
 }
 
+/// What is recorded of those who hold a device, and how long it is kept.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Journal {
+    pub enabled: bool,
+    pub max_age: Duration,
+    /// Bytes.
+    pub max_size: u64,
+    /// Names of the variables of a holder that are kept.
+    pub environment: Vec<Variable>,
+    /// Time between signs of life while something is held: the bound of what is known when the host goes down.
+    pub heartbeat: Duration,
+    /// Time between looks at device memory by process; `None`: none.
+    pub memory_period: Option<Duration>,
+}
+
+/// Of jobs, ranks and where they run; nothing that has a secret in it by habit.
+const VARIABLES: [&str; 28] = [
+    "SLURM_JOB_ID",
+    "SLURM_JOB_NAME",
+    "SLURM_STEP_ID",
+    "SLURM_PROCID",
+    "SLURM_LOCALID",
+    "SLURM_NODEID",
+    "SLURM_NTASKS",
+    "RANK",
+    "LOCAL_RANK",
+    "GROUP_RANK",
+    "WORLD_SIZE",
+    "LOCAL_WORLD_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "TORCHELASTIC_RUN_ID",
+    "TORCHELASTIC_RESTART_COUNT",
+    "OMPI_COMM_WORLD_RANK",
+    "OMPI_COMM_WORLD_LOCAL_RANK",
+    "OMPI_COMM_WORLD_SIZE",
+    "PMI_RANK",
+    "PMIX_RANK",
+    "CUDA_VISIBLE_DEVICES",
+    "NVIDIA_VISIBLE_DEVICES",
+    "JOB_ID",
+    "PBS_JOBID",
+    "LSB_JOBID",
+    "RAY_JOB_ID",
+    "KUBERNETES_*",
+];
+
+impl Default for Journal {
+    fn default() -> Self {
+        Self {
+            enabled: true,
+            max_age: Duration::from_hours(30 * 24),
+            max_size: 1 << 30,
+            environment: VARIABLES.into_iter().map(|name| Variable(name.to_owned())).collect(),
+            heartbeat: Duration::from_secs(10),
+            memory_period: None,
+        }
+    }
+}
+
+impl Journal {
+    /// Whether the variable of this name is kept.
+    pub fn keeps(&self, name: &str) -> bool {
+        self.environment.iter().any(|variable| variable.fits(name))
+    }
+}
+
+/// The name of a variable, or the beginning of some with a `*` behind it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Variable(String);
+
+impl Variable {
+    fn fits(&self, name: &str) -> bool {
+        self.0.strip_suffix('*').map_or(self.0 == name, |prefix| name.starts_with(prefix))
+    }
+}
+
 /// Everything that can be set.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
@@ -173,6 +250,7 @@ pub struct Config {
     pub daemon: Daemon,
     pub maps: Maps,
     pub nvml: Nvml,
+    pub journal: Journal,
     /// `None`: the first set that works, in order of preference.
     pub backend: Option<Backend>,
     /// What is part of the system and what is a monitor: the file's rules, then the shipped ones.
@@ -187,6 +265,7 @@ impl Default for Config {
             daemon: Daemon { sweep_period: Duration::from_secs(30), loss_poll: Duration::from_secs(1), socket: true },
             maps: Maps::default(),
             nvml: Nvml::default(),
+            journal: Journal::default(),
             backend: None,
             classes: Rules::default(),
         }
@@ -239,7 +318,7 @@ impl Config {
             Failure::usage(format!("{}:{line}: {message}", path.display()))
         };
         let raw: RawConfig = toml::from_str(text).map_err(|error| at(error.span(), error.message()))?;
-        let RawConfig { device, daemon, maps, nvml, class } = raw;
+        let RawConfig { device, daemon, maps, nvml, journal, class } = raw;
         let mut devices = Vec::new();
         for entry in device {
             let span = Some(entry.span());
@@ -253,6 +332,7 @@ impl Config {
         let default = Self::default();
         let RawDaemon { sweep_period, loss_poll, socket } = daemon;
         let RawNvml { enabled, library, timeout } = nvml;
+        let RawJournal { enabled: records, max_age, max_size, environment, heartbeat, memory_period } = journal;
         let RawMaps { files, holders, tables, procs, lineage } = maps;
         let size = |entries: Option<MapSize>, default: u32| entries.map_or(default, |entries| entries.0);
         Ok(Self {
@@ -274,6 +354,14 @@ impl Config {
                 enabled: enabled.unwrap_or(default.nvml.enabled),
                 library: library.map_or(default.nvml.library, |library| library.0),
                 timeout: timeout.map_or(default.nvml.timeout, |timeout| timeout.0),
+            },
+            journal: Journal {
+                enabled: records.unwrap_or(default.journal.enabled),
+                max_age: max_age.map_or(default.journal.max_age, |age| age.0),
+                max_size: max_size.map_or(default.journal.max_size, |size| size.0),
+                environment: environment.unwrap_or(default.journal.environment),
+                heartbeat: heartbeat.map_or(default.journal.heartbeat, |period| period.0),
+                memory_period: memory_period.map_or(default.journal.memory_period, |period| period.0),
             },
             ..default
         })
@@ -311,6 +399,8 @@ struct RawConfig {
     maps: RawMaps,
     #[serde(default)]
     nvml: RawNvml,
+    #[serde(default)]
+    journal: RawJournal,
     #[serde(default)]
     class: Vec<Rule>,
 }
@@ -354,6 +444,104 @@ struct RawNvml {
     enabled: Option<bool>,
     library: Option<Library>,
     timeout: Option<Period<10>>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RawJournal {
+    enabled: Option<bool>,
+    max_age: Option<Age>,
+    max_size: Option<Size>,
+    environment: Option<Vec<Variable>>,
+    heartbeat: Option<Period<1_000>>,
+    memory_period: Option<PeriodOrOff>,
+}
+
+impl<'de> Deserialize<'de> for Variable {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        let name = text.strip_suffix('*').unwrap_or(&text);
+        // A `*` alone would keep everybody's passwords.
+        if name.is_empty() || !name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_') {
+            let message =
+                format!("`{text}` is not the name of a variable, nor the beginning of one with a * behind it");
+            return Err(serde::de::Error::custom(message));
+        }
+        Ok(Self(text))
+    }
+}
+
+/// How long something is kept.
+struct Age(Duration);
+
+impl<'de> Deserialize<'de> for Age {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        let age = duration(&text).map_err(serde::de::Error::custom)?;
+        let (min, max) = (Duration::from_hours(1), Duration::from_hours(24 * 3650));
+        if age < min || age > max {
+            return Err(serde::de::Error::custom(format!("`{text}` is not between 1h and 3650d")));
+        }
+        Ok(Self(age))
+    }
+}
+
+/// A number of bytes, such as `1GiB` or `500 MB`.
+struct Size(u64);
+
+impl FromStr for Size {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let digits = text.len() - text.trim_start_matches(|char: char| char.is_ascii_digit()).len();
+        let (number, unit) = text.split_at(digits);
+        let unit: u64 = match unit.trim() {
+            "" | "B" => 1,
+            "kB" => 1000,
+            "KiB" => 1 << 10,
+            "MB" => 1_000_000,
+            "MiB" => 1 << 20,
+            "GB" => 1_000_000_000,
+            "GiB" => 1 << 30,
+            "TB" => 1_000_000_000_000,
+            "TiB" => 1 << 40,
+            _ => return Err(format!("`{text}` is not a size such as 1GiB, 500MB or 1048576")),
+        };
+        let number: u64 =
+            number.parse().map_err(|_| format!("`{text}` is not a size such as 1GiB, 500MB or 1048576"))?;
+        let bytes = number.saturating_mul(unit);
+        // Less would not hold what a busy host has open.
+        if !((1 << 20)..=(1 << 50)).contains(&bytes) {
+            return Err(format!("`{text}` is not between 1MiB and 1024TiB"));
+        }
+        Ok(Self(bytes))
+    }
+}
+
+impl<'de> Deserialize<'de> for Size {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        match toml::Value::deserialize(deserializer)? {
+            toml::Value::String(text) => text.parse(),
+            toml::Value::Integer(bytes) => bytes.to_string().parse(),
+            _ => Err("a size is a number of bytes, or a string such as \"1GiB\"".to_owned()),
+        }
+        .map_err(serde::de::Error::custom)
+    }
+}
+
+/// `off`, or a length of time.
+struct PeriodOrOff(Option<Duration>);
+
+impl<'de> Deserialize<'de> for PeriodOrOff {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        use serde::de::{IntoDeserializer as _, value::StringDeserializer};
+        let text = String::deserialize(deserializer)?;
+        if text == "off" {
+            return Ok(Self(None));
+        }
+        let text: StringDeserializer<D::Error> = text.into_deserializer();
+        Period::<1_000>::deserialize(text).map(|period| Self(Some(period.0)))
+    }
 }
 
 /// What the loader looks for: a name in its own places, or an absolute path. A relative path would depend on where
@@ -435,7 +623,8 @@ mod tests {
         let keys = ["sweep_period", "loss_poll", "files", "holders", "tables", "procs", "lineage", "major", "node"];
         let nvml = ["enabled", "library", "timeout"];
         let rules = ["name", "class", "exe", "unit", "uid", "comm", "image", "container", "pod", "namespace"];
-        for key in keys.into_iter().chain(nvml).chain(rules) {
+        let journal = ["enabled", "max_age", "max_size", "environment", "heartbeat", "memory_period"];
+        for key in keys.into_iter().chain(nvml).chain(journal).chain(rules) {
             assert!(live.lines().any(|line| line.starts_with(&format!("{key} ="))), "{key} is not documented");
         }
     }
@@ -458,6 +647,16 @@ mod tests {
             ("[nvml]\ntimeout = \"1ms\"".to_owned(), "c.toml:2: `1ms` is not between 10ms and 24h"),
             ("[nvml]\nlibrary = \"lib/x.so\"".to_owned(), "c.toml:2: `lib/x.so` is neither a name nor an absolute"),
             ("[nvml]\nenabled = 1".to_owned(), "c.toml:2: invalid type: integer `1`"),
+            ("[journal]\nmax_age = \"5m\"".to_owned(), "c.toml:2: `5m` is not between 1h and 3650d"),
+            ("[journal]\nmax_age = 30".to_owned(), "c.toml:2: invalid type: integer `30`"),
+            ("[journal]\nmax_size = \"big\"".to_owned(), "c.toml:2: `big` is not a size such as 1GiB"),
+            ("[journal]\nmax_size = \"1GiBs\"".to_owned(), "c.toml:2: `1GiBs` is not a size"),
+            ("[journal]\nmax_size = 1000".to_owned(), "c.toml:2: `1000` is not between 1MiB and"),
+            ("[journal]\nmax_size = -1".to_owned(), "c.toml:2: `-1` is not a size"),
+            ("[journal]\nmax_size = \"5KiB\"".to_owned(), "c.toml:2: `5KiB` is not between 1MiB and"),
+            ("[journal]\nenvironment = [\"*\"]".to_owned(), "c.toml:2: `*` is not the name of a variable"),
+            ("[journal]\nenvironment = [\"A*B\"]".to_owned(), "c.toml:2: `A*B` is not the name of a variable"),
+            ("[journal]\nmemory_period = \"1ms\"".to_owned(), "c.toml:2: `1ms` is not between 1s and 24h"),
             ("x = [".to_owned(), "c.toml:1: "),
             ("[[device]]\nkind = \"gpu\"".to_owned(), "c.toml:2: unknown variant `gpu`, expected `standin`"),
             ("\n[[device]]\nkind = \"standin\"".to_owned(), "c.toml:2: missing field `major`"),
@@ -481,6 +680,27 @@ mod tests {
             assert!(message.starts_with(expected), "{text:?}: {message}");
             assert!(!message.contains('\n'), "{message}");
         }
+    }
+
+    #[test]
+    fn what_the_journal_keeps() {
+        let text = "[journal]\nenabled = false\nmax_age = \"7d\"\nmax_size = \"500 MB\"\nheartbeat = \"1m\"\n\
+                    memory_period = \"30s\"\nenvironment = [\"RANK\", \"SLURM_*\"]";
+        let journal = parse(text).unwrap().journal;
+        let kept = ["RANK", "SLURM_JOB_ID", "SLURM_"].map(|name| journal.keeps(name));
+        assert_eq!(kept, [true; 3]);
+        let left_out = ["RANKS", "LOCAL_RANK", "SLURM", "xSLURM_JOB_ID", ""].map(|name| journal.keeps(name));
+        assert_eq!(left_out, [false; 5]);
+        let Journal { enabled, max_age, max_size, environment: _, heartbeat, memory_period } = journal;
+        assert_eq!((enabled, max_age, max_size), (false, Duration::from_hours(7 * 24), 500_000_000));
+        assert_eq!((heartbeat, memory_period), (Duration::from_mins(1), Some(Duration::from_secs(30))));
+        for (text, bytes) in [("1GiB", 1 << 30), ("1048576", 1 << 20), ("2 TiB", 1 << 41), ("2000kB", 2_000_000)] {
+            assert_eq!(text.parse::<Size>().map(|size| size.0), Ok(bytes), "{text}");
+        }
+        for name in ["SLURM_JOB_ID", "LOCAL_RANK", "MASTER_PORT", "KUBERNETES_SERVICE_HOST"] {
+            assert!(Journal::default().keeps(name), "{name}");
+        }
+        assert!(!Journal::default().keeps("AWS_SECRET_ACCESS_KEY"));
     }
 
     #[test]
