@@ -757,8 +757,8 @@ mod tests {
         let left_out = ["RANKS", "LOCAL_RANK", "SLURM", "xSLURM_JOB_ID", ""].map(|name| journal.keeps(name));
         assert_eq!(left_out, [false; 5]);
         let Journal { enabled, max_age, max_size, environment: _, heartbeat, memory_period } = journal;
-        assert_eq!((enabled, max_age, max_size), (false, Duration::from_secs(7 * 86400), 500_000_000));
-        assert_eq!((heartbeat, memory_period), (Duration::from_secs(60), Some(Duration::from_secs(30))));
+        assert_eq!((enabled, max_age, max_size), (false, Duration::from_hours(7 * 24), 500_000_000));
+        assert_eq!((heartbeat, memory_period), (Duration::from_mins(1), Some(Duration::from_secs(30))));
         for (text, bytes) in [("1GiB", 1 << 30), ("1048576", 1 << 20), ("2 TiB", 1 << 41), ("2000kB", 2_000_000)] {
             assert_eq!(text.parse::<Size>().map(|size| size.0), Ok(bytes), "{text}");
         }

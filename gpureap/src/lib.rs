@@ -20,6 +20,7 @@ pub mod gpu;
 pub mod history;
 pub mod holders;
 pub mod host;
+pub mod journal;
 pub mod kernel;
 pub mod model;
 pub mod out;
