@@ -2,5 +2,13 @@
 //! them, and the report that is made of it. No I/O here: the daemon feeds it, `journal/` keeps it.
 
 pub mod event;
+pub mod html;
 pub mod report;
 pub mod rows;
+#[cfg(test)]
+mod samples;
+pub mod text;
+mod told;
+
+#[cfg(test)]
+use crate::{holders, model};
