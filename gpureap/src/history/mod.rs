@@ -7,6 +7,8 @@ pub mod report;
 pub mod rows;
 #[cfg(test)]
 mod samples;
+#[cfg(test)]
+mod tests;
 pub mod text;
 mod told;
 

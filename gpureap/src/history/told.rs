@@ -6,7 +6,7 @@ use std::{
     collections::{BTreeMap, BTreeSet},
 };
 
-use jiff::{SignedDuration, Timestamp};
+use jiff::{SignedDuration, Timestamp, civil::Date, tz::TimeZone};
 
 use super::{
     report::{
@@ -25,29 +25,33 @@ use crate::{
 /// Fewer of a kind are told one by one.
 pub(super) const MANY: usize = 4;
 
-/// How times are written: with the day where the window has more than one. Always UTC.
+/// How times are written: with the day where the window has more than one, or where it is another day. Always UTC.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Clock {
-    dated: bool,
+    /// Where all times of the window are of one.
+    day: Option<Date>,
 }
 
 impl Clock {
     pub(super) fn of(report: &Report) -> Self {
-        let day = |time: Timestamp| time.strftime("%F").to_string();
-        let times = report.holds.iter().flat_map(|hold| [Some(hold.opened), hold.released]).flatten();
-        let all = times.chain([report.since, report.until]);
-        let (first, last) = (all.clone().min(), all.max());
-        Self { dated: first.map(day) != last.map(day) }
+        let held = report.holds.iter().flat_map(|hold| [Some(hold.opened), hold.released]).flatten();
+        let all: BTreeSet<Date> = held.chain([report.since, report.until]).map(day).collect();
+        Self { day: if all.len() == 1 { all.first().copied() } else { None } }
     }
 
     pub(super) fn second(self, time: Timestamp) -> String {
-        time.strftime(if self.dated { "%m-%d %H:%M:%S" } else { "%H:%M:%S" }).to_string()
+        let same = self.day == Some(day(time));
+        time.strftime(if same { "%H:%M:%S" } else { "%m-%d %H:%M:%S" }).to_string()
     }
 
     /// To the millisecond: the order of deaths.
     pub(super) fn exact(self, time: Timestamp) -> String {
-        time.strftime(if self.dated { "%m-%d %H:%M:%S%.3f" } else { "%H:%M:%S%.3f" }).to_string()
+        format!("{}{}", self.second(time), time.strftime("%.3f"))
     }
+}
+
+fn day(time: Timestamp) -> Date {
+    time.to_zoned(TimeZone::UTC).date()
 }
 
 /// With the day, for where a time stands alone.
@@ -60,8 +64,11 @@ pub(super) fn window(report: &Report) -> String {
     if let Some(at) = report.at {
         return format!("at {} UTC", date(at));
     }
-    let same_day = report.since.strftime("%F").to_string() == report.until.strftime("%F").to_string();
-    let until = if same_day { report.until.strftime("%T").to_string() } else { date(report.until) };
+    let until = if day(report.since) == day(report.until) {
+        report.until.strftime("%T").to_string()
+    } else {
+        date(report.until)
+    };
     format!("{} to {until} UTC", date(report.since))
 }
 

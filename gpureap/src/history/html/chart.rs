@@ -62,7 +62,7 @@ impl End {
             Self::Closed => "│",
             Self::Exited => "✓",
             Self::Unknown => "?",
-            Self::HostDown => "⏻",
+            Self::HostDown => "■",
             Self::Failed | Self::Killed | Self::Oom | Self::Fault | Self::Reaped => "✕",
         }
     }
