@@ -851,7 +851,7 @@ pub(crate) fn hostile() -> Report {
     report.holds = jobs.iter().map(|job| hold(job, job.who.pid % 2, 12.0, Role::Attached)).collect();
     report.devices[1].model = Some(script.to_owned());
     report.devices[1].uuid = Some(vector.to_owned());
-    report.hosts[0].kernel = script.to_owned();
+    script.clone_into(&mut report.hosts[0].kernel);
     report.incidents.push(Incident {
         id: 1,
         began: at(300.0),

@@ -258,7 +258,7 @@ fn events() -> Vec<What> {
     };
     let xid = samples::xid().xids;
     let reap = Reap { key, signal: Some(text()), unit: Some(text()), cgroup: Some(text()), by_pid: 1, by_uid: 0 };
-    let no_place = Reap { signal: None, unit: None, cgroup: None, ..reap.clone() };
+    let no_place = Reap { signal: None, unit: None, cgroup: None, ..reap };
     let memory = Memory {
         node: text(),
         used_bytes: 1,

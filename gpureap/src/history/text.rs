@@ -11,8 +11,8 @@ use super::{
     },
     rows::HoldOrigin,
     told::{
-        Branch, End, Index, MANY, ancestors, gpu_title, host_lines, name, named, origin, rank, role, short_span,
-        threads, user_of,
+        Branch, End, Index, MANY, ancestors, gpu_title, host_lines, job_name, name, named, origin, rank, role,
+        short_span, threads, user_of,
     },
 };
 use crate::out::{
@@ -235,12 +235,18 @@ fn sender_lines(page: &mut Page, sender: &SenderReport) {
     }
 }
 
-const TITLES: [&str; 8] = ["FROM", "TO", "FOR", "ROLE", "PID", "USER", "ENDED", "COMMAND"];
+const COLUMNS: usize = 9;
+/// Left out where no job is known.
+const JOB: usize = 6;
+const TITLES: [&str; COLUMNS] = ["FROM", "TO", "FOR", "ROLE", "PID", "USER", "JOB", "ENDED", "COMMAND"];
 /// Numbers stand at the right.
-const RIGHT: [bool; 8] = [false, false, true, false, true, false, false, false];
+const RIGHT: [bool; COLUMNS] = [false, false, true, false, true, false, false, false, false];
+
+/// A longer clause would push the command off the screen; the incident has it in full.
+const ENDED_WIDTH: usize = 48;
 
 struct Row {
-    cells: [String; 8],
+    cells: [String; COLUMNS],
     /// In a line of its own.
     below: Option<String>,
     colour: Option<&'static str>,
@@ -253,13 +259,15 @@ fn timelines(page: &mut Page, index: &Index<'_>) {
         tables.push((device, index.bundles(&holds).iter().map(|bundle| row(index, bundle)).collect()));
     }
     let titles = TITLES.map(str::to_owned);
+    let has_jobs = tables.iter().flat_map(|(_, rows)| rows).any(|row| !row.cells[JOB].is_empty());
     let cells = tables.iter().flat_map(|(_, rows)| rows).map(|row| &row.cells).chain([&titles]);
     // One set of widths: the eye goes down all GPUs.
-    let widths = cells.fold([0; 8], |widths: [usize; 8], cells| {
+    let widths = cells.fold([0; COLUMNS], |widths: [usize; COLUMNS], cells| {
         std::array::from_fn(|column| widths[column].max(cells[column].width()))
     });
-    let line = |cells: &[String; 8]| {
-        let padded = cells.iter().enumerate().map(|(column, cell)| {
+    let line = |cells: &[String; COLUMNS]| {
+        let shown = cells.iter().enumerate().filter(|(column, _)| *column != JOB || has_jobs);
+        let padded = shown.map(|(column, cell)| {
             let space = " ".repeat(widths[column].saturating_sub(cell.width()));
             if RIGHT[column] { space + cell } else { cell.clone() + &space }
         });
@@ -314,8 +322,9 @@ fn row(index: &Index<'_>, bundle: &[&HoldReport]) -> Row {
             format!("{longer}{}", span(longest)),
             role(first.role),
             if bundle.len() > 1 { format!("{} ×", bundle.len()) } else { first.who.pid.to_string() },
-            user_of(process).into_owned(),
-            index.how_all_ended(bundle),
+            name(&user_of(process)),
+            process.and_then(job_name).map(|job| name(&job)).unwrap_or_default(),
+            cut(&index.how_all_ended(bundle), Some(ENDED_WIDTH)),
             number + &told_command(index, bundle),
         ],
         below: below.map(|below| origin_of_many.map_or(below.clone(), |origin| format!("{below}, {origin}"))),

@@ -82,6 +82,9 @@ pub(super) fn short_span(span: SignedDuration) -> String {
     }
 }
 
+/// Processes, and the hosts and nodes of what they hold.
+type Holders<'a> = (BTreeSet<&'a Who>, BTreeSet<(&'a str, &'a str)>);
+
 /// The report with what is looked up in it.
 pub(super) struct Index<'a> {
     pub(super) report: &'a Report,
@@ -157,10 +160,9 @@ impl<'a> Index<'a> {
         let HoldReport { who, ended, released, .. } = hold;
         match (ended, released) {
             (Some(HoldEnd::Closed), _) => End::Closed,
-            (Some(HoldEnd::Unseen), _) => End::Unknown,
             (Some(HoldEnd::HostDown), _) => End::HostDown,
             (Some(HoldEnd::Exited), _) => self.process(who).map_or(End::Exited, End::of_process),
-            (None, Some(_)) => End::Unknown,
+            (Some(HoldEnd::Unseen), _) | (None, Some(_)) => End::Unknown,
             (None, None) if self.host_state(who) == Some(HostState::Down) => End::HostDown,
             (None, None) => End::Held,
         }
@@ -179,19 +181,26 @@ impl<'a> Index<'a> {
         }
     }
 
-    /// Who holds a GPU when the window ends: processes, and the numbers of the GPUs.
-    pub(super) fn holders_now(&self) -> (BTreeSet<&'a Who>, BTreeSet<(&'a str, &'a str)>) {
-        let mut who = BTreeSet::new();
-        let mut nodes = BTreeSet::new();
+    /// Who holds a GPU when the window ends, or at the instant: those who use it; where nobody does, those with handles
+    /// alone. With the GPUs of theirs, and how many others have handles.
+    fn holders_now(&self) -> (Holders<'a>, usize) {
+        let mut all: BTreeMap<bool, Holders<'a>> = BTreeMap::new();
         for device in self.gpus() {
             for hold in self.holds_of(device) {
                 if self.report.at.is_some() || self.end(hold) == End::Held {
+                    let (who, nodes) = all.entry(hold.role == Some(Role::Attached)).or_default();
                     who.insert(&hold.who);
                     nodes.insert((device.host.as_str(), device.node.as_str()));
                 }
             }
         }
-        (who, nodes)
+        let (using, used) = all.remove(&true).unwrap_or_default();
+        let (having, had) = all.remove(&false).unwrap_or_default();
+        if using.is_empty() {
+            return ((having, had), 0);
+        }
+        let others = having.difference(&using).count();
+        ((using, used), others)
     }
 
     /// The first line.
@@ -205,11 +214,27 @@ impl<'a> Index<'a> {
     /// How many incidents, and who holds now.
     pub(super) fn summary(&self) -> String {
         let report = self.report;
-        let (who, nodes) = self.holders_now();
-        let processes = format!("{} {}", who.len(), plural(who.len(), "process", "processes"));
+        let ((who, nodes), others) = self.holders_now();
+        // A few are named: often it is one, and it is the one that is looked for.
+        let names =
+            who.iter().map(|who| self.process(who).map_or_else(|| who.pid.to_string(), called)).collect::<Vec<_>>();
+        let processes = match names.as_slice() {
+            [one] => one.clone(),
+            [one, two] => format!("{one} and {two}"),
+            many => format!("{} {}", many.len(), plural(many.len(), "process", "processes")),
+        };
         let gpus = self.gpu_names(nodes.iter().map(|(host, node)| (*host, *node)));
+        let others = match others {
+            0 => String::new(),
+            1 => ", 1 other has handles".to_owned(),
+            count => format!(", {count} others have handles"),
+        };
         if report.at.is_some() {
-            return if who.is_empty() { "nobody held a GPU".to_owned() } else { format!("{processes} held {gpus}") };
+            return if who.is_empty() {
+                "nobody held a GPU".to_owned()
+            } else {
+                format!("{processes} held {gpus}{others}")
+            };
         }
         let incidents = match report.incidents.len() {
             0 => "no incident".to_owned(),
@@ -221,8 +246,8 @@ impl<'a> Index<'a> {
         let holders = match (who.is_empty(), past || !running) {
             (true, false) => "nobody holds a GPU now".to_owned(),
             (true, true) => "nobody holds a GPU at its end".to_owned(),
-            (false, false) => format!("{processes} {} {gpus} now", plural(who.len(), "holds", "hold")),
-            (false, true) => format!("{processes} {} {gpus} at its end", plural(who.len(), "holds", "hold")),
+            (false, false) => format!("{processes} {} {gpus} now", plural(who.len(), "holds", "hold")) + &others,
+            (false, true) => format!("{processes} {} {gpus} at its end", plural(who.len(), "holds", "hold")) + &others,
         };
         format!("{incidents}; {holders}")
     }
@@ -309,22 +334,28 @@ impl<'a> Index<'a> {
 
     /// Who descends from whom, for all processes of the report.
     pub(super) fn forest(&self) -> Vec<Branch<'a>> {
-        let mut known: BTreeMap<Who, Seed<'a>> = BTreeMap::new();
-        let mut children: BTreeMap<Option<Who>, BTreeSet<(Timestamp, Who)>> = BTreeMap::new();
+        let mut family = Family::default();
         for process in &self.report.processes {
-            known.entry(process.who.clone()).or_default().process = Some(process);
+            family.known.entry(process.who.clone()).or_default().process = Some(process);
             let mut below = process.who.clone();
             for ancestor in &process.lineage {
                 let AncestorReport { pid, start_ns, .. } = ancestor;
                 let above = Who { pid: *pid, start_ns: *start_ns, ..process.who.clone() };
-                known.entry(above.clone()).or_default().ancestor.get_or_insert(ancestor);
-                children.entry(Some(above.clone())).or_default().insert((process.started, below));
+                family.known.entry(above.clone()).or_default().ancestor.get_or_insert(ancestor);
+                family.has_parent.insert(below.clone());
+                family.children.entry(above.clone()).or_default().insert((process.started, below));
                 below = above;
             }
-            children.entry(None).or_default().insert((process.started, below));
+            family.tops.insert((process.started, below));
         }
+        // The lineage of one may end where that of another goes on.
+        let tops = family.tops.iter().filter(|(_, who)| !family.has_parent.contains(who)).cloned().collect();
         let mut told = BTreeSet::new();
-        grow(&None, &known, &children, &mut told)
+        let mut forest = family.grow(tops, &mut told);
+        // A circle, in a damaged record, has no top.
+        let left = self.report.processes.iter().map(|process| (process.started, process.who.clone())).collect();
+        forest.extend(family.grow(left, &mut told));
+        forest
     }
 }
 
@@ -347,50 +378,47 @@ pub(super) struct Branch<'a> {
     pub(super) children: Vec<Self>,
 }
 
-fn grow<'a>(
-    parent: &Option<Who>,
-    known: &BTreeMap<Who, Seed<'a>>,
-    children: &BTreeMap<Option<Who>, BTreeSet<(Timestamp, Who)>>,
-    told: &mut BTreeSet<Who>,
-) -> Vec<Branch<'a>> {
-    let mut branches: Vec<Branch<'a>> = Vec::new();
-    for (_, who) in children.get(parent).into_iter().flatten() {
-        // Once each: a damaged record might have a circle in it.
-        if !told.insert(who.clone()) {
-            continue;
+#[derive(Default)]
+struct Family<'a> {
+    known: BTreeMap<Who, Seed<'a>>,
+    children: BTreeMap<Who, BTreeSet<(Timestamp, Who)>>,
+    has_parent: BTreeSet<Who>,
+    tops: BTreeSet<(Timestamp, Who)>,
+}
+
+impl<'a> Family<'a> {
+    /// Whoever is told already is left out.
+    fn grow(&self, list: Vec<(Timestamp, Who)>, told: &mut BTreeSet<Who>) -> Vec<Branch<'a>> {
+        let mut branches: Vec<Branch<'a>> = Vec::new();
+        for (_, who) in list {
+            if !told.insert(who.clone()) {
+                continue;
+            }
+            let Some(Seed { process, ancestor }) = self.known.get(&who).copied() else { continue };
+            let (comm, argv) = match (process, ancestor) {
+                (Some(process), _) => (process.comm.as_str(), process.argv.as_slice()),
+                (None, Some(ancestor)) => (ancestor.comm.as_str(), ancestor.argv.as_slice()),
+                (None, None) => continue,
+            };
+            let ended = match process {
+                Some(process) if process.death.is_some() || process.exit.is_some() => Some(process_end(process)),
+                _ => ancestor.and_then(|ancestor| ancestor.exit).map(ended),
+            };
+            let below = self.children.get(&who).into_iter().flatten().cloned().collect();
+            let children = self.grow(below, told);
+            let alike = branches.iter_mut().find(|other| {
+                let leaves = children.is_empty() && other.children.is_empty();
+                leaves && other.comm == comm && other.argv == argv && other.ended == ended && other.host == who.host
+            });
+            if let Some(other) = alike {
+                other.pids.push(who.pid);
+            } else {
+                let (host, pids) = (who.host, vec![who.pid]);
+                branches.push(Branch { host, pids, process, comm, argv, ended, children });
+            }
         }
-        let Some(Seed { process, ancestor }) = known.get(who).copied() else { continue };
-        let (comm, argv) = match (process, ancestor) {
-            (Some(process), _) => (process.comm.as_str(), process.argv.as_slice()),
-            (None, Some(ancestor)) => (ancestor.comm.as_str(), ancestor.argv.as_slice()),
-            (None, None) => continue,
-        };
-        let ended = match process {
-            Some(process) if process.death.is_some() || process.exit.is_some() => Some(process_end(process)),
-            _ => ancestor.and_then(|ancestor| ancestor.exit).map(ended),
-        };
-        let grown = grow(&Some(who.clone()), known, children, told);
-        let alike = branches.iter_mut().find(|other| {
-            grown.is_empty()
-                && other.children.is_empty()
-                && other.comm == comm
-                && other.argv == argv
-                && other.ended == ended
-        });
-        match alike {
-            Some(other) => other.pids.push(who.pid),
-            None => branches.push(Branch {
-                host: who.host.clone(),
-                pids: vec![who.pid],
-                process,
-                comm,
-                argv,
-                ended,
-                children: grown,
-            }),
-        }
+        branches
     }
-    branches
 }
 
 /// How a hold ended, as far as a colour or a shape tells.
@@ -445,10 +473,9 @@ fn job_is_known(process: &ProcessReport) -> bool {
     slurm.is_some() || pod.is_some() || container.is_some()
 }
 
-/// `job 4711.0`, `pod ns/name`, `container name`: what people call it.
-pub(super) fn place(process: &ProcessReport) -> Option<String> {
-    let ProcessReport { slurm_job, slurm_step, pod, pod_name, pod_namespace, container, container_name, unit, .. } =
-        process;
+/// `job 4711.0`, `pod ns/name`, `container name`: what people call it, recorded while it was there.
+pub(super) fn job_name(process: &ProcessReport) -> Option<String> {
+    let ProcessReport { slurm_job, slurm_step, pod, pod_name, pod_namespace, container, container_name, .. } = process;
     let short = |id: &str| escape(id).chars().take(12).collect::<String>();
     if let Some(job) = slurm_job {
         let step = slurm_step.as_deref().map_or_else(String::new, |step| format!(".{}", escape(step)));
@@ -464,10 +491,12 @@ pub(super) fn place(process: &ProcessReport) -> Option<String> {
     if let Some(name) = container_name {
         return Some(format!("container {}", escape(name)));
     }
-    if let Some(id) = container {
-        return Some(format!("container {}", short(id)));
-    }
-    unit.as_deref().map(|unit| escape(unit).into_owned())
+    container.as_deref().map(|id| format!("container {}", short(id)))
+}
+
+/// The job, or else the unit.
+pub(super) fn place(process: &ProcessReport) -> Option<String> {
+    job_name(process).or_else(|| process.unit.as_deref().map(|unit| escape(unit).into_owned()))
 }
 
 pub(super) fn rank(process: &ProcessReport) -> Option<u32> {
@@ -478,6 +507,12 @@ pub(super) fn rank(process: &ProcessReport) -> Option<u32> {
 pub(super) fn named(rank: Option<u32>, comm: &str, pid: u32) -> String {
     let rank = rank.map_or_else(String::new, |rank| format!("rank {rank} "));
     format!("{rank}{} {pid}", name(comm))
+}
+
+/// `python3 5900 of alice`.
+fn called(process: &ProcessReport) -> String {
+    let ProcessReport { who, comm, .. } = process;
+    format!("{} of {}", named(rank(process), comm, who.pid), name(&user_of(Some(process))))
 }
 
 /// The kernel keeps 15 bytes of a name; what is much longer is none, and would push all else aside.
