@@ -4,11 +4,21 @@
 pub mod build;
 pub mod death;
 pub mod event;
+pub mod html;
 mod incident;
 pub mod kmsg;
 pub mod line;
 pub mod replay;
 pub mod report;
 pub mod rows;
+#[cfg(test)]
+mod samples;
 pub mod state;
+#[cfg(test)]
+mod tests;
+pub mod text;
+mod told;
 pub mod xid;
+
+#[cfg(test)]
+use crate::{holders, model};

@@ -42,12 +42,12 @@ pub fn holders(report: &HoldersReport, style: Style) -> String {
     text
 }
 
-const DIM: &str = "2";
-const BOLD: &str = "1";
-const RED: &str = "31";
-const YELLOW: &str = "33";
+pub(crate) const DIM: &str = "2";
+pub(crate) const BOLD: &str = "1";
+pub(crate) const RED: &str = "31";
+pub(crate) const YELLOW: &str = "33";
 
-fn paint(style: Style, code: &str, text: &str) -> String {
+pub(crate) fn paint(style: Style, code: &str, text: &str) -> String {
     if style.colours { format!("\u{1b}[{code}m{text}\u{1b}[0m") } else { text.to_owned() }
 }
 
@@ -177,7 +177,7 @@ fn held_for(first: Option<Timestamp>, origin: Origin, now: Timestamp) -> String 
 }
 
 /// With the name too when the process was renamed.
-fn command(comm: &str, argv: &[String]) -> String {
+pub(crate) fn command(comm: &str, argv: &[String]) -> String {
     let line = words::command(comm, argv);
     let Some(program) = argv.first() else { return line };
     let base = program.rsplit('/').next().unwrap_or(program);
@@ -244,7 +244,7 @@ fn table(rows: &[Row], style: Style) -> String {
 }
 
 /// To the terminal's width, marked with an ellipsis.
-fn cut(line: &str, width: Option<usize>) -> String {
+pub(crate) fn cut(line: &str, width: Option<usize>) -> String {
     let Some(width) = width.filter(|width| line.width() > *width) else { return line.to_owned() };
     let mut used = 1;
     let mut result: String = line

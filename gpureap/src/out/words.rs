@@ -81,7 +81,10 @@ const COMMAND_WIDTH: usize = 80;
 
 /// As [`command`], cut and marked with an ellipsis.
 pub fn short_command(comm: &str, argv: &[String]) -> String {
-    let text = command(comm, argv);
+    shorten(&command(comm, argv))
+}
+
+pub fn shorten(text: &str) -> String {
     let mut shown: String = text.chars().take(COMMAND_WIDTH).collect();
     if shown.len() < text.len() {
         shown.push('…');

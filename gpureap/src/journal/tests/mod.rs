@@ -260,6 +260,7 @@ pub(super) fn events() -> Vec<Event> {
             signal: "SIGKILL".into(),
             code: Some(-6),
             sender: Some(Box::new(sender())),
+            running: Some(Box::new(sender())),
         }),
         What::Oom(Oom {
             key: None,

@@ -20,6 +20,7 @@ fn two_boots() -> Scene {
         signal: "SIGKILL".into(),
         code: Some(0),
         sender: Some(Box::new(from)),
+        running: None,
     });
     let node = |node: &str, boot_ns| {
         let file = FileEvent { key: None, tid: None, comm: String::new(), node: node.into(), file: 1, failed: false };
