@@ -38,8 +38,10 @@ use crate::{
     fence::watch::FenceWatch,
     gpu::devices::{self, Devices},
     history::event::{self, What},
+    host::Host,
+    journal::{self, Journal, Limits, Started},
     model::Backend,
-    recorder::{Begin, KeepNothing, Recorder},
+    recorder::{Begin, KeepJournal, KeepNothing, Recorder},
 };
 
 /// A CUDA process opens its devices in a burst and maps them in the same second; then it is looked at once.
@@ -62,18 +64,33 @@ pub fn run(args: &DaemonArgs, config: &Config) -> anyhow::Result<Exit> {
     announce(&tracer, &devices);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let fence = FenceWatch::default();
+    let (recorder, journal_notes) = record(config, &tracer, &devices)?;
+    for note in journal_notes {
+        tracing::warn!("{note}");
+    }
+    let maps = &tracer.eyes().handles().maps;
+    let lost = Lost { maps: maps.state(Word::ToldLost)?, ring: maps.state(Word::ToldFull)? };
+    runtime.block_on(Daemon { config, tracer, devices, to_observe: BTreeSet::new(), lost, fence, recorder }.serve())
+}
+
+/// Starts the flight recorder. A journal that cannot be had never stops tracing.
+fn record(config: &Config, tracer: &Tracer, devices: &Devices) -> anyhow::Result<(Recorder, Vec<String>)> {
     let begin = Begin {
         backend: tracer.backend,
         adopted: tracer.adopted,
         devices: devices.clone(),
         processes: Vec::new(),
         holds: Vec::new(),
-        notes: Vec::new(),
     };
-    let recorder = Recorder::start(config, begin, Box::new(KeepNothing))?;
-    let maps = &tracer.eyes().handles().maps;
-    let lost = Lost { maps: maps.state(Word::ToldLost)?, ring: maps.state(Word::ToldFull)? };
-    runtime.block_on(Daemon { config, tracer, devices, to_observe: BTreeSet::new(), lost, fence, recorder }.serve())
+    if !config.journal.enabled {
+        return Ok((Recorder::start(config, begin, Box::new(KeepNothing))?, Vec::new()));
+    }
+    let limits = Limits { max_age: config.journal.max_age, max_size: config.journal.max_size };
+    let boot_id = Host::read(&config.paths.proc).boot_id;
+    let started = Journal::start(&config.paths.state.join(journal::FILE), limits, &boot_id)?;
+    let Started { journal, holds, processes, notes } = started;
+    let begin = Begin { processes, holds, ..begin };
+    Ok((Recorder::start(config, begin, Box::new(KeepJournal::new(journal)))?, notes))
 }
 
 fn announce(tracer: &Tracer, devices: &Devices) {

@@ -1,6 +1,6 @@
 //! `gpureap events`: what the flight recorder has written down, and what it sees from now on.
 
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 
 use crate::{
     api::{self, client},
@@ -11,8 +11,12 @@ use crate::{
         event::{Event, SCHEMA},
         line,
     },
+    journal::{self, reader},
     out,
 };
+
+/// Without `--since`.
+const LAST: SignedDuration = SignedDuration::from_hours(1);
 
 pub fn run(args: &EventsArgs, config: &Config) -> anyhow::Result<Exit> {
     let EventsArgs { follow, since, json } = args;
@@ -20,11 +24,16 @@ pub fn run(args: &EventsArgs, config: &Config) -> anyhow::Result<Exit> {
     let stream = follow.then(|| client::follow(&api::path(&config.paths.run))).transpose()?;
     let mut last = 0;
     if since.is_some() || !follow {
-        for event in written(config, *since)? {
+        let path = config.paths.state.join(journal::FILE);
+        let since = since.unwrap_or_else(|| Timestamp::now() - LAST);
+        let written = reader::events(&path, Some(since), |event| {
             last = last.max(event.boot_ns);
-            if !print(&event, *json)? {
-                return Ok(Exit::Done);
-            }
+            anyhow::ensure!(print(&event, *json)?, Gone);
+            Ok(())
+        });
+        match written {
+            Err(error) if error.is::<Gone>() => return Ok(Exit::Done),
+            result => result?,
         }
     }
     for event in stream.into_iter().flatten() {
@@ -35,6 +44,11 @@ pub fn run(args: &EventsArgs, config: &Config) -> anyhow::Result<Exit> {
     }
     Ok(Exit::Done)
 }
+
+/// Nobody reads what is printed.
+#[derive(Debug, thiserror::Error)]
+#[error("nobody reads any more")]
+struct Gone;
 
 /// Says whether anybody still reads.
 fn print(event: &Event, json: bool) -> anyhow::Result<bool> {
@@ -51,9 +65,4 @@ fn print(event: &Event, json: bool) -> anyhow::Result<bool> {
     } else {
         out::stream(line::line(event).as_bytes())
     }
-}
-
-fn written(config: &Config, since: Option<Timestamp>) -> anyhow::Result<Vec<Event>> {
-    let _ = (config, since);
-    Ok(Vec::new())
 }

@@ -24,7 +24,7 @@ pub fn replay(events: impl IntoIterator<Item = Event>) -> Vec<Record> {
             books.push(Book::new(&event));
         }
         if let Some(book) = books.last_mut() {
-            book.take(event);
+            book.take(&event);
         }
     }
     books.into_iter().map(Book::close).collect()
@@ -79,9 +79,9 @@ impl Book {
         }
     }
 
-    fn take(&mut self, event: Event) {
+    fn take(&mut self, event: &Event) {
         self.boot.last_ns = self.boot.last_ns.max(event.boot_ns);
-        for change in self.state.apply(&event) {
+        for change in self.state.apply(event) {
             match change {
                 Change::Start { boot, run, devices } => {
                     self.boot = Boot { last_ns: self.boot.last_ns.max(boot.last_ns), ..boot };

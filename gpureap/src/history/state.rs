@@ -74,6 +74,16 @@ impl State {
         self.live.iter().filter(|(_, life)| !life.holds.is_empty() && !life.closed).map(|(key, _)| *key)
     }
 
+    /// Everything as it is now, for a journal that begins anew.
+    pub fn rows(&self) -> Vec<Change> {
+        let told = self.live.values().filter(|life| life.told);
+        told.flat_map(|life| {
+            let process = std::iter::once(Change::Process(Box::new(life.row.clone())));
+            process.chain(life.holds.values().cloned().map(Change::Hold))
+        })
+        .collect()
+    }
+
     /// What a reader who comes now has to know: who holds what at this moment.
     pub fn preamble(&self) -> Vec<What> {
         let mut list = Vec::new();

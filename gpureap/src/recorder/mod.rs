@@ -28,17 +28,55 @@ use crate::{
         event::{Event, Lost, What},
         rows::{Change, HoldRow, Key, ProcessRow},
     },
+    journal::Journal,
     model::Backend,
 };
 
 /// Batches on their way; each has at most as many records as the daemon takes from the ring at a time.
 const BATCHES: usize = 32;
+/// For what is not written when the daemon ends.
+const WRITE_PATIENCE: Duration = Duration::from_secs(2);
 /// Events that a follower may be behind.
 const FOLLOWED: usize = 4096;
 
 /// Where rows go. Never blocks.
 pub trait Keep: Send {
     fn keep(&mut self, change: Change);
+    /// Rises when all that was kept is gone and has to be sent again as far as it is of now.
+    fn restarts(&self) -> u64 {
+        0
+    }
+}
+
+/// The file. What is still to be written when this is dropped has a time limit.
+pub struct KeepJournal(Option<Journal>);
+
+impl KeepJournal {
+    pub const fn new(journal: Journal) -> Self {
+        Self(Some(journal))
+    }
+}
+
+impl Keep for KeepJournal {
+    fn keep(&mut self, change: Change) {
+        if let Some(journal) = &self.0 {
+            journal.send(change);
+        }
+    }
+
+    fn restarts(&self) -> u64 {
+        self.0.as_ref().map_or(0, |journal| journal.status().restarts)
+    }
+}
+
+impl Drop for KeepJournal {
+    fn drop(&mut self) {
+        if let Some(journal) = self.0.take()
+            && !journal.stop(WRITE_PATIENCE)
+        {
+            tracing::warn!("the journal's disk does not answer: the last records are not written");
+        }
+    }
 }
 
 /// Nothing is kept; events are told all the same.
@@ -138,8 +176,6 @@ pub struct Begin {
     /// What an earlier daemon of this boot left open.
     pub processes: Vec<ProcessRow>,
     pub holds: Vec<HoldRow>,
-    /// What is wrong with the journal, to be recorded.
-    pub notes: Vec<String>,
 }
 
 /// The daemon's end of it.

@@ -74,13 +74,9 @@ pub(super) struct Work {
     memory: memory::Shared,
     /// Peers were looked at for this death.
     peers_of: BTreeMap<Key, u64>,
-    begun: Begun,
-}
-
-/// What the start event says.
-struct Begun {
     adopted: bool,
-    notes: Vec<String>,
+    /// As of the last look at it.
+    restarts: u64,
 }
 
 impl Work {
@@ -92,7 +88,7 @@ impl Work {
         dropped: Arc<AtomicU64>,
         inputs: mpsc::WeakSender<Input>,
     ) -> anyhow::Result<Self> {
-        let Begin { backend, adopted, devices, processes, holds, notes } = begin;
+        let Begin { backend, adopted, devices, processes, holds } = begin;
         let eyes = eyes::from_pins(&config, &devices)?
             .map_err(|notes| anyhow::anyhow!("no pins to read: {}", notes.join("; ")))?;
         let host = Host::read(&config.paths.proc);
@@ -116,7 +112,8 @@ impl Work {
             own: BTreeSet::new(),
             memory: memory::Shared::default(),
             peers_of: BTreeMap::new(),
-            begun: Begun { adopted, notes },
+            adopted,
+            restarts: 0,
             config,
         })
     }
@@ -159,13 +156,8 @@ impl Work {
     }
 
     fn begin(&mut self) {
-        let Begun { adopted, ref mut notes } = self.begun;
-        let notes = std::mem::take(notes);
-        let start = self.start(adopted);
+        let start = self.start(self.adopted);
         self.tell(What::Start(start));
-        for note in notes {
-            self.tell(What::Lost(Lost { events: 0, at: "journal".to_owned(), note }));
-        }
         self.take_reaps();
         if let Some(period) = self.config.journal.memory_period {
             let (devices, shared) = (self.devices.clone(), self.memory.clone());
@@ -204,7 +196,7 @@ impl Work {
     /// So that a recording that begins now can be replayed.
     fn preamble(&self) -> Vec<Told> {
         let boot_ns = boottime_ns();
-        let start = std::iter::once(What::Start(self.start(self.begun.adopted)));
+        let start = std::iter::once(What::Start(self.start(self.adopted)));
         let events = start.chain(self.state.preamble()).map(|what| Event { time: wall(boot_ns), boot_ns, what });
         events.filter_map(|event| self.render(&event)).collect()
     }
@@ -331,6 +323,16 @@ impl Work {
     fn tick(&mut self) {
         self.facts.check();
         self.take_reaps();
+        let restarts = self.keep.restarts();
+        if restarts != self.restarts {
+            self.restarts = restarts;
+            let event =
+                Event { time: wall(boottime_ns()), boot_ns: boottime_ns(), what: What::Start(self.start(true)) };
+            let begin = self.state.apply(&event);
+            for change in begin.into_iter().chain(self.state.rows()) {
+                self.keep.keep(change);
+            }
+        }
         let dropped = self.dropped.load(Ordering::Relaxed);
         if dropped > self.dropped_told {
             let events = dropped - self.dropped_told;
