@@ -1,7 +1,7 @@
 //! From events to rows: who holds what since when, and how it ended. Pure and replayable: the same events give the same
 //! rows, and events of different processes may come in any order.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 
 use super::{
     death::{self, Seen},
@@ -14,6 +14,8 @@ use crate::clock::NANOS;
 const SETTLE_NS: u64 = 10 * NANOS;
 /// Signals that are kept of one process: the first and the last ones.
 const SIGNALS: usize = 32;
+/// The dead of whom facts may still come, at most.
+const CLOSED: usize = 512;
 /// Thread names that are kept of one process.
 const THREADS: usize = 1024;
 
@@ -21,6 +23,8 @@ const THREADS: usize = 1024;
 #[derive(Clone, Debug, Default)]
 pub struct State {
     live: BTreeMap<Key, Life>,
+    /// Who has closed everything, in that order: facts about them may still be on their way.
+    closed: VecDeque<Key>,
     /// Out-of-memory victims whose process is not known yet, by thread.
     victims: BTreeMap<u32, (u64, Oom)>,
 }
@@ -191,7 +195,10 @@ impl State {
             What::Closed(subject) => {
                 if let Some(life) = self.live.get_mut(&subject.key) {
                     life.release(now, &mut changes);
-                    life.closed = true;
+                    if !life.closed {
+                        life.closed = true;
+                        self.closed.push_back(subject.key);
+                    }
                 } else {
                     keep = false;
                 }
@@ -207,10 +214,17 @@ impl State {
 
     /// Lets go of whom no evidence is waited for any more.
     fn settle(&mut self, now: u64) {
-        self.live.retain(|_, life| {
+        let live = &mut self.live;
+        let mut excess = self.closed.len().saturating_sub(CLOSED);
+        self.closed.retain(|key| {
             let old = |at: u64| now.saturating_sub(at) > SETTLE_NS;
-            // One that only opened and of which no look said anything has a look coming.
-            !(life.closed && life.row.exit_ns.is_none_or(old))
+            let waits = live.get(key).is_some_and(|life| !life.known || !life.row.exit_ns.is_none_or(old));
+            let stays = waits && excess == 0;
+            if !stays {
+                excess = excess.saturating_sub(1);
+                live.remove(key);
+            }
+            stays
         });
         self.victims.retain(|_, (at, _)| now.saturating_sub(*at) <= SETTLE_NS);
     }

@@ -67,8 +67,9 @@ pub(super) struct Work {
     reaps: sources::Reaps,
     /// Processes that will be looked at: when, and which of [`LOOKS`] it is.
     looks: BTreeMap<u32, (Instant, usize)>,
-    /// Exits whose files are being closed.
+    /// Exits whose files are being closed, and those of them that were seen to live on for that.
     closing: BTreeSet<Key>,
+    watched: BTreeSet<Key>,
     /// gpureap's own processes that open devices: they ask NVML, and are nobody's job.
     own: BTreeSet<Key>,
     memory: memory::Shared,
@@ -109,6 +110,7 @@ impl Work {
             reaps,
             looks: BTreeMap::new(),
             closing: BTreeSet::new(),
+            watched: BTreeSet::new(),
             own: BTreeSet::new(),
             memory: memory::Shared::default(),
             peers_of: BTreeMap::new(),
@@ -217,10 +219,7 @@ impl Work {
             }
             Input::Look => self.look_at_all(),
             Input::Devices(devices) => self.set_devices(&devices),
-            Input::Gone(key) => {
-                self.closing.remove(&key);
-                self.tell(What::Closed(Subject { key }));
-            }
+            Input::Gone(key) => self.gone(key),
             Input::Read(key) => self.facts.answered(key),
             Input::Follow(reply) => drop(reply.send((self.preamble(), self.told.subscribe()))),
             Input::Stop => {}
@@ -497,26 +496,35 @@ impl Work {
         }
     }
 
+    /// It has closed its files. One that had exited long before its exit was read has, soon after that.
+    fn gone(&mut self, key: Key) {
+        self.closing.remove(&key);
+        let now = boottime_ns();
+        let exited = self.state.process(key).and_then(|row| row.exit_ns);
+        let watched = self.watched.remove(&key);
+        let at = exited.filter(|at| !watched && now.saturating_sub(*at) > NANOS).unwrap_or(now);
+        self.tell_at(at, What::Closed(Subject { key }));
+    }
+
     /// The driver lets go while the process exits; its pidfd says when that is done.
     fn wait_for_end(&mut self, key: Key) {
         if !self.closing.insert(key) {
             return;
         }
-        let gone = |work: &mut Self| {
-            work.closing.remove(&key);
-            work.tell(What::Closed(Subject { key }));
-        };
         let pidfd = match pidfd::open(key.pid) {
             Ok(Some(pidfd)) if lives(&self.config.paths.proc, key) => pidfd,
-            _ => return gone(self),
+            _ => return self.gone(key),
         };
         let Some(out) = self.inputs.upgrade() else { return };
         // SAFETY: the pidfd is owned and stays open until it is dropped, after its registration.
         match unsafe { AsyncFd::register_with_interest(pidfd, Interest::READABLE) } {
-            Ok(pidfd) => drop(tokio::spawn(ended(pidfd, key, out.downgrade()))),
+            Ok(pidfd) => {
+                self.watched.insert(key);
+                drop(tokio::spawn(ended(pidfd, key, out.downgrade())));
+            }
             Err(_error) => {
                 tracing::debug!("the end of {} cannot be watched", key.pid);
-                gone(self);
+                self.gone(key);
             }
         }
     }
