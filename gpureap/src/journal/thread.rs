@@ -33,6 +33,9 @@ const WINDOW: Duration = Duration::from_millis(200);
 /// Between attempts after a failure, and how often one batch is tried.
 const RETRY: Duration = Duration::from_secs(1);
 const ATTEMPTS: u32 = 5;
+/// Between two new files. A file that is damaged so soon after the last one is not what is wrong, and those that were moved
+/// aside would push each other out.
+const ANEW: Duration = Duration::from_mins(10);
 /// Between looks at what is too old, while there is nothing.
 const TIDY: Duration = Duration::from_mins(1);
 
@@ -161,6 +164,7 @@ impl Journal {
             start: None,
             losses,
             tidied: None,
+            begun_anew: None,
         };
         clerk.measure();
         let thread = thread::Builder::new().name("journal".to_owned()).spawn(move || clerk.run())?;
@@ -233,6 +237,7 @@ struct Clerk {
     /// Sentences that are to be recorded.
     losses: Vec<String>,
     tidied: Option<Instant>,
+    begun_anew: Option<Instant>,
 }
 
 impl Clerk {
@@ -339,8 +344,7 @@ impl Clerk {
             }
             Err(Error::Damaged(why)) => {
                 drop(writer);
-                let opened = Writer::begin_anew(&self.path, &self.boot_id, &why)?;
-                let mut writer = self.begin(opened)?;
+                let mut writer = self.begin_anew(&why)?;
                 writer.apply(batch)?;
                 self.writer = Some(writer);
                 Ok(())
@@ -356,6 +360,15 @@ impl Clerk {
 
     fn reopen(&mut self) -> Result<Writer, Error> {
         let opened = Writer::open(&self.path, &self.boot_id)?;
+        self.begin(opened)
+    }
+
+    fn begin_anew(&mut self, why: &str) -> Result<Writer, Error> {
+        if self.begun_anew.is_some_and(|at| at.elapsed() < ANEW) {
+            return Err(Error::Unwritable(format!("{why}, soon after a new one was begun")));
+        }
+        let opened = Writer::begin_anew(&self.path, &self.boot_id, why)?;
+        self.begun_anew = Some(Instant::now());
         self.begin(opened)
     }
 
@@ -432,7 +445,7 @@ impl Clerk {
 
     fn start_over(&mut self, why: &str) {
         self.writer = None;
-        match Writer::begin_anew(&self.path, &self.boot_id, why).and_then(|opened| self.begin(opened)) {
+        match self.begin_anew(why) {
             Ok(writer) => self.writer = Some(writer),
             Err(error) => self.shared.fail(&error),
         }

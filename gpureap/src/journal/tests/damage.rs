@@ -7,11 +7,11 @@ use crate::{
     journal::{Error, Limits, Opened},
 };
 
-/// A journal of some hundred pages; with its log if `log`.
+/// A journal of a hundred pages; with its log if `log`.
 fn sample(place: &Scene, log: bool) -> Vec<(&'static str, Vec<u8>)> {
     let mut writer = place.open("b1");
     writer.apply(&[start("b1", SECOND)]).unwrap();
-    for pid in 1000..1120_u32 {
+    for pid in 1000..1050_u32 {
         let opened = u64::from(pid) * SECOND;
         let released = (pid % 3 > 0).then_some(opened + SECOND);
         let row = ProcessRow { key: key(pid), exit_ns: released, ..full_process() };
@@ -74,7 +74,7 @@ fn use_it(path: &Path) -> bool {
 
 /// All that a reader does with it.
 fn look_at_it(path: &Path) {
-    let questions = [Question::default(), Question { nodes: vec![GPU0.into()], ..Question::at(wall(1100 * SECOND)) }];
+    let questions = [Question::default(), Question { nodes: vec![GPU0.into()], ..Question::at(wall(1020 * SECOND)) }];
     for question in questions {
         if let Err(error) = read(path, &question) {
             let text = format!("{error:#}");

@@ -134,6 +134,14 @@ fn a_file_that_turns_out_to_be_damaged_is_replaced_and_the_loss_is_recorded() {
     assert!(journal.flush(LONG));
     let status = journal.status();
     assert_eq!((status.restarts, status.written, status.dropped), (1, 2, 0));
+    // The next one in a row is not the file's fault, and costs the record and not the file.
+    place.raw().execute_batch("ALTER TABLE heartbeats RENAME COLUMN processes TO p").unwrap();
+    journal.send(Change::Heartbeat { boot_ns: 6 * SECOND });
+    assert!(!journal.flush(LONG));
+    let status = journal.status();
+    assert_eq!((status.restarts, status.written, status.dropped), (1, 2, 1));
+    assert!(status.last_error.is_some_and(|error| error.ends_with("soon after a new one was begun")));
+    place.raw().execute_batch("ALTER TABLE heartbeats RENAME COLUMN p TO processes").unwrap();
     assert!(journal.stop(LONG));
     let record = &place.all()[0];
     // The new file knows whose it is.

@@ -188,3 +188,18 @@ fn an_event_of_a_newer_gpureap_is_passed_over_and_a_senseless_one_is_damage() {
     assert_eq!(exit_of(&error), exit_code::Exit::Unsupported);
     assert!(error.to_string().contains("is damaged"), "{error}");
 }
+
+#[test]
+fn more_events_than_are_read_are_said_to_be_more() {
+    let place = Scene::in_memory();
+    let mut writer = place.open("b1");
+    writer.apply(&[start("b1", SECOND)]).unwrap();
+    let fill = "WITH RECURSIVE count(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM count WHERE n < 100001)
+                INSERT INTO events (boot, boot_ns, time_ns, event) SELECT 1, n, n, 'stop' FROM count";
+    writer.connection.execute(fill, []).unwrap();
+    let events = &place.all()[0].events;
+    assert_eq!(events.len(), 100_001);
+    let What::Lost(Lost { events: 0, at, note }) = &events[0].what else { panic!("{:?}", events[0]) };
+    assert_eq!((at.as_str(), events[0].boot_ns, events[1].boot_ns), ("reader", 2, 2));
+    assert_eq!(note, "only the newest 100000 events of the time asked for were read; ask for a shorter one");
+}
