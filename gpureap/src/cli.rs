@@ -174,7 +174,7 @@ const REPORT_HELP: &str = "\
 Example:
   gpureap report
   gpureap report --since 2h --gpu 0
-  gpureap report --at \"2026-12-01 03:14\"
+  gpureap report --at 2026-12-01T03:14
   gpureap report --boot -1
   gpureap report --since 1d --html incident.html
   gpureap report --journal node1.db node2.db --json

@@ -1,11 +1,8 @@
 //! An event as one line for people.
 
-use super::{
-    death::signal_name,
-    event::{
-        Event, Exit, FileEvent, Fork, Held, HeldDevice, Lost, Memory, Oom, OomScope, Peer, Process, Reap, Sender,
-        Signal, Start, What, Xid,
-    },
+use super::event::{
+    Event, Exit, FileEvent, Fork, Held, HeldDevice, Lost, Memory, Oom, OomScope, Peer, Process, Reap, Sender, Signal,
+    Start, What, Xid,
 };
 use crate::{
     holders::report::ExitReport,
@@ -80,10 +77,7 @@ fn words_of(what: &What) -> (&'static str, String) {
         }
         What::Exit(Exit { key, tid: _, comm, status }) => {
             let report = ExitReport::from_status(*status);
-            let ended = match report.signal {
-                Some(signal) => format!("killed by {}", signal_name(signal)),
-                None => words::ended(report),
-            };
+            let ended = words::ended(report);
             let core = if report.core { ", core dumped" } else { "" };
             ("exit", format!("{} {}: {ended}{core}", key.pid, escape(comm)))
         }

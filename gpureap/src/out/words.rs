@@ -7,6 +7,7 @@ use serde::Serialize;
 
 use super::sanitize::{command_line, escape};
 use crate::{
+    history::death::signal_name,
     holders::report::ExitReport,
     model::{How, Source},
 };
@@ -94,7 +95,7 @@ pub fn shorten(text: &str) -> String {
 
 pub fn ended(exit: ExitReport) -> String {
     match exit {
-        ExitReport { signal: Some(signal), .. } => format!("killed by signal {signal}"),
+        ExitReport { signal: Some(signal), .. } => format!("killed by {}", signal_name(signal)),
         ExitReport { code, .. } => format!("exited {}", code.unwrap_or(0)),
     }
 }

@@ -212,7 +212,7 @@ fn processes_in_any_order_give_the_same_rows() {
     let one_after_the_other = run(&lives.concat());
     // Every way to take them in turns, by a seeded walk.
     for seed in 0..200_u64 {
-        let mut queues: Vec<std::collections::VecDeque<Event>> = lives.iter().cloned().map(Into::into).collect();
+        let mut queues: Vec<VecDeque<Event>> = lives.iter().cloned().map(Into::into).collect();
         let mut random = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
         let mut mixed = Vec::new();
         while queues.iter().any(|queue| !queue.is_empty()) {

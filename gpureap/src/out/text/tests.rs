@@ -13,7 +13,7 @@ GPU  NODE          PID  USER  STATE  ROLE      FDS  MAPS  HELD FOR  COMMAND
     let rest: Vec<&str> = text.lines().skip(3).collect();
     let expected = [
         "shared: /dev/nvidiactl (8 files, 1 process), /dev/nvidia-uvm (3 files, 1 process)",
-        "left behind by p400 (pid 400, killed by signal 9): 498",
+        "left behind by p400 (pid 400, killed by SIGKILL): 498",
         "held by no process: /dev/nvidia0 1 file in-flight, last held by sender (pid 12)",
     ];
     assert_eq!(rest, expected);
@@ -45,7 +45,7 @@ fn a_crowd_is_one_row() {
     let lines: Vec<&str> = text.lines().collect();
     assert!(lines[2].starts_with("  0  /dev/nvidia0  126 pids  ?"), "{text}");
     assert!(lines[2].ends_with("(left behind by p50 50)"), "{text}");
-    assert!(text.contains("left behind by p50 (pid 50, killed by signal 9): 1000-1125\n"), "{text}");
+    assert!(text.contains("left behind by p50 (pid 50, killed by SIGKILL): 1000-1125\n"), "{text}");
     assert_eq!(
         holders(&left_behind(7), Style::default()).lines().filter(|line| line.contains("/dev/nvidia0")).count(),
         8

@@ -36,11 +36,11 @@ fn the_text_has_a_line_for_each_process_and_a_proof() {
     let lines: Vec<&str> = text.lines().collect();
     assert_eq!(
         lines[0],
-        r"TERM+KILL      10  root        /dev/nvidia0  worker '\x1b[31m--rank=10'  killed by signal 9 after 1.00 s"
+        r"TERM+KILL      10  root        /dev/nvidia0  worker '\x1b[31m--rank=10'  killed by SIGKILL after 1.00 s"
     );
     assert_eq!(
         lines[1],
-        r"TERM           11  root        /dev/nvidia0  worker '\x1b[31m--rank=11'  killed by signal 15 after 5.0 ms"
+        r"TERM           11  root        /dev/nvidia0  worker '\x1b[31m--rank=11'  killed by SIGTERM after 5.0 ms"
     );
     assert!(lines[2].starts_with("TERM           12") && lines[2].ends_with("and lives on"), "{text}");
     assert!(lines[3].starts_with("appeared       20") && lines[3].ends_with("started by train.service"), "{text}");
@@ -272,7 +272,7 @@ fn many_of_a_kind_share_a_line() {
     let text = text::report(&report);
     let lines: Vec<&str> = text.lines().collect();
     let all =
-        "TERM        126 ×  root        /dev/nvidia0  python3 train.py  killed by signal 15 after 5.0 ms to 90.0 ms";
+        "TERM        126 ×  root        /dev/nvidia0  python3 train.py  killed by SIGTERM after 5.0 ms to 90.0 ms";
     assert_eq!(lines[..2], [all, "          pids 10-135"]);
     assert_eq!(lines.len(), 3, "{text}");
     // One that ended otherwise stands out.
