@@ -6,6 +6,8 @@ use gpureap_common::{
     record::{Device, File, Proc, proc_flag},
 };
 
+use aya_log_ebpf::debug;
+
 use crate::{
     count, emit,
     globals::{OFF_FILE_INODE, OFF_INODE_RDEV, member},
@@ -57,6 +59,7 @@ pub(crate) fn opening(inode: u64, file: u64) {
         count::up(counter::FILES_FULL);
     }
     interest(&me, now, 0, 1);
+    debug!((), "open of {}:{} begins in {}, file {:x}", abi::major(rdev), abi::minor(rdev), me.tgid, file);
     emit::file(event::kind::OPEN, me.key(), me.tid, emit::Of { file, dev: rdev, slot: device.slot, flags: 0 }, comm);
 }
 
@@ -70,6 +73,7 @@ pub(crate) fn freed(file: u64) {
     if FILES.remove(file).is_ok() {
         count::up(counter::FILE_FREES);
         let me = Me::current();
+        debug!((), "file {:x} of {}:{} is gone", file, abi::major(dev), abi::minor(dev));
         emit::file(event::kind::FREE, me.key(), me.tid, emit::Of { file, dev, slot, flags }, [0; 16]);
     }
 }

@@ -13,6 +13,8 @@ use gpureap_common::{
     record::{Lineage, Proc, ProcKey, lineage_flag, proc_flag},
 };
 
+use aya_log_ebpf::debug;
+
 use crate::{
     count, emit,
     globals::{
@@ -170,6 +172,7 @@ pub(crate) fn process_exit(ctx: BtfTracePointContext) -> i32 {
     if let Some(entry) = PROCS.get_ptr(key.tgid) {
         // SAFETY: a live map value. Of two threads that both believe to be the last, one removes the entry.
         if unsafe { (*entry).start_ns } == key.start_ns && PROCS.remove(key.tgid).is_ok() {
+            debug!((), "{} exits with status {:x}", key.tgid, code);
             emit::process(event::kind::EXIT, key, Me::current().tid, ProcKey::default(), code, comm);
         }
     }

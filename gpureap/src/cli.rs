@@ -258,6 +258,9 @@ pub struct DaemonArgs {
     /// Leave the tracer attached when the daemon ends
     #[arg(long)]
     pub keep: bool,
+    /// Load the kernel programs with their debug lines, and log these (with -v)
+    #[arg(long)]
+    pub kernel_log: bool,
 }
 
 #[derive(Clone, Debug, Default, Args)]

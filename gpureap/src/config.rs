@@ -257,6 +257,8 @@ pub struct Config {
     pub journal: Journal,
     /// `None`: the first set that works, in order of preference.
     pub backend: Option<Backend>,
+    /// `daemon --kernel-log`.
+    pub kernel_log: bool,
     /// What is part of the system and what is a monitor: the file's rules, then the shipped ones.
     pub classes: Rules,
 }
@@ -271,6 +273,7 @@ impl Default for Config {
             nvml: Nvml::default(),
             journal: Journal::default(),
             backend: None,
+            kernel_log: false,
             classes: Rules::default(),
         }
     }

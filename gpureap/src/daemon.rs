@@ -29,6 +29,7 @@ use crate::{
     bpf::{
         Tracer,
         handles::State as Word,
+        load::KernelLog,
         ring::{Event, decode},
     },
     cli::DaemonArgs,
@@ -194,6 +195,7 @@ impl Daemon<'_> {
         let watchdog = watchdog_period();
         let mut watchdog_timer = interval(watchdog.unwrap_or(Duration::from_hours(24)));
         let mut observe_at: Option<Instant> = None;
+        let mut kernel_log = self.kernel_log();
         let mut server = self.listen();
         // What an earlier daemon did not read any more comes first, then what is held now.
         let unread = ring.rest();
@@ -215,6 +217,7 @@ impl Daemon<'_> {
                     self.resync("period")?;
                 }
                 _ = watchdog_timer.tick(), if watchdog.is_some() => notify(&[NotifyState::Watchdog]),
+                () = kernel_lines(&mut kernel_log) => {}
                 asks = next(&mut server) => if let Some(server) = &mut server {
                     self.answer(server, asks);
                 },
@@ -240,6 +243,13 @@ impl Daemon<'_> {
         self.note(&rest);
         self.recorder.stop(STOP_PATIENCE);
         Ok(Exit::Done)
+    }
+
+    /// Tracing goes on without the debug lines.
+    fn kernel_log(&mut self) -> Option<AsyncFd<KernelLog>> {
+        let log = self.tracer.take_log()?;
+        // SAFETY: the logger owns its ring's descriptor and keeps it until it is dropped, after its registration.
+        unsafe { AsyncFd::register_with_interest(log, Interest::READABLE) }.ok()
     }
 
     /// Tracing goes on without a socket.
@@ -365,6 +375,15 @@ impl Daemon<'_> {
             notify(&[NotifyState::Status(&self.status())]);
         }
         Ok(())
+    }
+}
+
+/// Logs what the kernel programs have to say; never, where they were loaded without it.
+async fn kernel_lines(log: &mut Option<AsyncFd<KernelLog>>) {
+    let Some(log) = log else { return std::future::pending().await };
+    if let Ok(mut guard) = log.readable_mut().await {
+        guard.get_inner_mut().flush();
+        guard.clear_ready();
     }
 }
 

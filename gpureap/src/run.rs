@@ -1,9 +1,16 @@
 //! From a parsed command line to the command.
 
-use std::{env, ffi::OsString, io, io::IsTerminal as _};
+use std::{env, ffi::OsString, fmt, io, io::IsTerminal as _};
 
 use clap::{Parser as _, error::ErrorKind};
-use tracing::level_filters::LevelFilter;
+use tracing::{Level, level_filters::LevelFilter};
+use tracing_subscriber::{
+    fmt::{
+        FmtContext, FormatEvent, FormatFields,
+        format::{Format, Full, Writer},
+    },
+    registry::LookupSpan,
+};
 
 use crate::{
     cli::{Cli, Command, Global},
@@ -38,7 +45,7 @@ pub fn run(cli: &Cli) -> anyhow::Result<Exit> {
     log(global);
     let config = || Config::load(Paths::from_env(|name| env::var_os(name)), global.overrides());
     match command {
-        Command::Daemon(args) => daemon::run(args, &config()?),
+        Command::Daemon(args) => daemon::run(args, &Config { kernel_log: args.kernel_log, ..config()? }),
         Command::Holders(args) => commands::holders::run(args, &config()?),
         Command::Reap(args) => reap::run(args, &config()?),
         Command::Blockers(args) => commands::blockers::run(args, &config()?),
@@ -68,17 +75,64 @@ fn log(global: &Global) {
         .with_max_level(level)
         .with_writer(io::stderr)
         .with_ansi(colours)
-        .without_time()
-        .with_target(false)
         // It would say on stderr that stderr cannot be written, and panic.
         .log_internal_errors(false)
+        .event_format(Line { plain: Format::default().without_time().with_target(false), journal: is_journal() })
         .finish();
     drop(tracing::subscriber::set_global_default(subscriber));
+}
+
+/// Whether stderr is systemd's journal (`JOURNAL_STREAM`, systemd.exec(5)), which reads a level from each line's begin.
+fn is_journal() -> bool {
+    let stream = env::var("JOURNAL_STREAM").unwrap_or_default();
+    rustix::fs::fstat(io::stderr()).is_ok_and(|stat| stream == format!("{}:{}", stat.st_dev, stat.st_ino))
+}
+
+/// One line for each event: `LEVEL text`, or for the journal `<N>text` (sd-daemon(3)).
+struct Line {
+    plain: Format<Full, ()>,
+    journal: bool,
+}
+
+const fn priority(level: Level) -> u8 {
+    match level {
+        Level::ERROR => 3,
+        Level::WARN => 4,
+        Level::INFO => 6,
+        Level::DEBUG | Level::TRACE => 7,
+    }
+}
+
+impl<S, N> FormatEvent<S, N> for Line
+where
+    S: tracing::Subscriber + for<'a> LookupSpan<'a>,
+    N: for<'a> FormatFields<'a> + 'static,
+{
+    fn format_event(
+        &self,
+        context: &FmtContext<'_, S, N>,
+        mut writer: Writer<'_>,
+        event: &tracing::Event<'_>,
+    ) -> fmt::Result {
+        if !self.journal {
+            return self.plain.format_event(context, writer, event);
+        }
+        write!(writer, "<{}>", priority(*event.metadata().level()))?;
+        context.format_fields(writer.by_ref(), event)?;
+        writeln!(writer)
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn levels_as_the_journal_knows_them() {
+        let levels = [Level::ERROR, Level::WARN, Level::INFO, Level::DEBUG, Level::TRACE];
+        assert_eq!(levels.map(priority), [3, 4, 6, 7, 7]);
+        assert!(!is_journal(), "tests do not write into the journal");
+    }
     use crate::exit_code::Exit;
 
     #[test]

@@ -14,6 +14,7 @@ use aya::{
     Btf as AyaBtf, Ebpf, EbpfLoader,
     programs::{Program as AyaProgram, ProgramError, links::FdLink},
 };
+use aya_log::EbpfLogger;
 use gpureap_common::{
     abi::{self, ABI_VERSION, MAGIC},
     record::{Device, Meta, backend},
@@ -32,6 +33,39 @@ use crate::{
     kernel::{btf::Btf, offsets::Offsets, rights},
     model::{self, Backend},
 };
+
+/// The ring of aya-log, and its size in bytes where it is used.
+const LOGS: &str = "AYA_LOGS";
+const LOG_SIZE: u32 = 128 << 10;
+/// The least that a ring can have.
+const PAGE: u32 = 4096;
+
+/// Debug lines of the kernel programs, in the daemon's own log.
+pub type KernelLog = EbpfLogger<ToTracing>;
+
+#[derive(Clone, Copy, Debug)]
+pub struct ToTracing;
+
+impl log::Log for ToTracing {
+    fn enabled(&self, _metadata: &log::Metadata<'_>) -> bool {
+        true
+    }
+
+    fn log(&self, record: &log::Record<'_>) {
+        tracing::info!("kernel: {}", record.args());
+    }
+
+    fn flush(&self) {}
+}
+
+/// What an attach gives.
+pub struct Attached {
+    pub handles: Handles,
+    pub backend: Backend,
+    /// Sets that were tried before.
+    pub refusals: Vec<Refusal>,
+    pub log: Option<KernelLog>,
+}
 
 /// A loaded object, before anything is attached.
 #[derive(Debug)]
@@ -69,6 +103,7 @@ impl Loaded {
                 ("FENCE_TALLY", 1),
                 ("EXEMPT", 1),
                 ("DENIED", 1),
+                (LOGS, if config.kernel_log { LOG_SIZE } else { PAGE }),
             ],
         )?;
         set_devices(&Maps::from_object(&loaded.ebpf)?, devices)?;
@@ -77,11 +112,17 @@ impl Loaded {
 
     /// For the fence's program alone: what the tracer needs is as small as it can be.
     pub(super) fn for_fence(config: &Config) -> anyhow::Result<Self> {
-        /// The least that a ring can have: one page.
-        const RING: u32 = 4096;
         Self::sized(
             config,
-            &[("FILES", 1), ("TABLES", 1), ("HOLDERS", 1), ("PROCS", 1), ("LINEAGE", 1), ("EVENTS", RING)],
+            &[
+                ("FILES", 1),
+                ("TABLES", 1),
+                ("HOLDERS", 1),
+                ("PROCS", 1),
+                ("LINEAGE", 1),
+                ("EVENTS", PAGE),
+                (LOGS, PAGE),
+            ],
         )
     }
 
@@ -96,6 +137,9 @@ impl Loaded {
         for (name, value) in &offsets.0 {
             loader.override_global(name, value, true);
         }
+        // Frozen with the rest: the verifier drops what a level leaves out.
+        let level = if config.kernel_log { aya_log::Level::Debug as u8 } else { 0 };
+        loader.override_global(aya_log::LEVEL, &level, true);
         for (name, size) in sizes {
             loader.map_max_entries(name, *size);
         }
@@ -241,12 +285,7 @@ impl Loaded {
 }
 
 /// Loads the object and attaches the first probe set of `order` that this kernel takes, pinned under `dir`.
-pub fn attach(
-    config: &Config,
-    devices: &Devices,
-    order: &[Backend],
-    dir: &Path,
-) -> anyhow::Result<(Handles, Backend, Vec<Refusal>)> {
+pub fn attach(config: &Config, devices: &Devices, order: &[Backend], dir: &Path) -> anyhow::Result<Attached> {
     let mut loaded = Loaded::new(config, devices)?;
     super::pins::make(dir)?;
     let result = attach_first(&mut loaded, config, order, dir);
@@ -256,12 +295,7 @@ pub fn attach(
     result
 }
 
-fn attach_first(
-    loaded: &mut Loaded,
-    config: &Config,
-    order: &[Backend],
-    dir: &Path,
-) -> anyhow::Result<(Handles, Backend, Vec<Refusal>)> {
+fn attach_first(loaded: &mut Loaded, config: &Config, order: &[Backend], dir: &Path) -> anyhow::Result<Attached> {
     loaded.load_iterators()?;
     let maps = Maps::from_object(&loaded.ebpf)?;
     for (name, ..) in MAPS {
@@ -292,7 +326,10 @@ fn attach_first(
                     wall_offset_ns: clock::wall_offset_ns(),
                 })?;
                 let programs = loaded.programs(&attached)?;
-                return Ok((Handles { maps, programs }, backend, refusals));
+                let handles = Handles { maps, programs };
+                // All programs that write there are loaded by now.
+                let log = config.kernel_log.then(|| EbpfLogger::init_with_logger(&mut loaded.ebpf, ToTracing));
+                return Ok(Attached { handles, backend, refusals, log: log.transpose()? });
             }
             Err(error) => {
                 for program in object::set(backend) {

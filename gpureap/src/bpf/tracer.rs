@@ -15,7 +15,7 @@ use rustix::fs::{FlockOperation, flock};
 use super::{
     eyes::KernelEyes,
     handles::{Handles, LINKS},
-    load::{self, Refusal},
+    load::{self, Attached, KernelLog, Refusal},
     object::{self, When},
     pins::{self, Set},
     resync, sys,
@@ -23,7 +23,6 @@ use super::{
 use crate::{config::Config, error::Failure, gpu::devices::Devices, kernel::rights, model::Backend};
 
 /// Keeps the programs attached; dropped, it removes the pins unless told to keep them.
-#[derive(Debug)]
 pub struct Tracer {
     eyes: KernelEyes,
     pub backend: Backend,
@@ -32,6 +31,7 @@ pub struct Tracer {
     /// Sets that were tried before and what the kernel said.
     pub refusals: Vec<Refusal>,
     pub notes: Vec<String>,
+    log: Option<KernelLog>,
     dir: PathBuf,
     keep: bool,
     /// One tracer per pin directory; the lock goes with the process.
@@ -67,7 +67,8 @@ impl Tracer {
             others.iter().map(|path| format!("{} is not gpureap's and is left alone", path.display())).collect();
         let order = load::order(config);
 
-        for set in sets.iter().filter(|set| ours(set, &order)) {
+        // What is pinned was loaded without its debug lines, or writes them where nobody reads them any more.
+        for set in sets.iter().filter(|set| ours(set, &order) && !config.kernel_log) {
             match adopt(set, config, devices) {
                 Ok(eyes) => {
                     for other in sets.iter().filter(|other| other.dir != set.dir) {
@@ -79,6 +80,7 @@ impl Tracer {
                         adopted: true,
                         refusals: Vec::new(),
                         notes,
+                        log: None,
                         dir: set.dir.clone(),
                         keep: false,
                         _lock: lock,
@@ -87,12 +89,16 @@ impl Tracer {
                 Err(error) => notes.push(format!("pins in {} are not adopted: {error:#}", set.dir.display())),
             }
         }
-        for set in sets.iter().filter(|set| !ours(set, &order)) {
-            let why = if set.abi == ABI_VERSION { "another build or probe set" } else { "another ABI" };
+        for set in sets.iter().filter(|set| config.kernel_log || !ours(set, &order)) {
+            let why = match set.abi {
+                ABI_VERSION if config.kernel_log => "a start without --kernel-log",
+                ABI_VERSION => "another build or probe set",
+                _ => "another ABI",
+            };
             notes.push(format!("pins in {} are of {why} and are replaced", set.dir.display()));
         }
 
-        let (handles, backend, refusals) = load::attach(config, devices, &order, &unfinished)?;
+        let Attached { handles, backend, refusals, log } = load::attach(config, devices, &order, &unfinished)?;
         // Reading BTF took tens of megabytes; a daemon stays for months.
         // SAFETY: malloc_trim only gives free memory back.
         unsafe { libc::malloc_trim(0) };
@@ -102,6 +108,7 @@ impl Tracer {
             adopted: false,
             refusals,
             notes,
+            log,
             dir: unfinished.clone(),
             keep: false,
             _lock: lock,
@@ -118,6 +125,11 @@ impl Tracer {
         fs::rename(&unfinished, &dir).with_context(|| format!("rename pins to {}", dir.display()))?;
         started.dir = dir;
         Ok(started)
+    }
+
+    /// The debug lines of the kernel programs, where they were asked for; one reader.
+    pub const fn take_log(&mut self) -> Option<KernelLog> {
+        self.log.take()
     }
 
     pub const fn eyes(&self) -> &KernelEyes {

@@ -351,3 +351,14 @@ fn every_kind_of_event_fits_the_schema() {
     let schema: Value = serde_json::from_str(EVENT).unwrap();
     assert_eq!(seen.len(), schema["oneOf"].as_array().unwrap().len());
 }
+
+#[test]
+fn many_incidents_are_told_by_their_headlines() {
+    let mut report = samples::pkill();
+    let one = report.incidents[0].clone();
+    report.incidents = (1..=40).map(|id| super::report::Incident { id, ..one.clone() }).collect();
+    let text = super::text::render(&report, crate::out::Style::default());
+    assert_eq!(text.lines().filter(|line| line.starts_with('#')).count(), 40);
+    assert_eq!(text.matches("    because ").count(), 5, "{text}");
+    assert!(text.contains("The older ones in full"), "{text}");
+}

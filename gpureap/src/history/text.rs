@@ -32,9 +32,16 @@ pub fn render(report: &Report, style: Style) -> String {
     if report.at.is_none() && report.incidents.is_empty() && report.holds.is_empty() && report.xids.is_empty() {
         page.prose(0, super::told::NOTHING);
     }
-    for incident in report.incidents.iter().rev() {
+    for incident in report.incidents.iter().rev().take(DETAILED) {
         page.text.push('\n');
         incident_lines(&mut page, &index, incident);
+    }
+    if report.incidents.len() > DETAILED {
+        page.text.push('\n');
+        for incident in report.incidents.iter().rev().skip(DETAILED) {
+            page.row(None, &headline(&index, incident));
+        }
+        page.prose(0, "The older ones in full: a shorter --since and --until, --pid, --html FILE or --json");
     }
     timelines(&mut page, &index);
     lineage(&mut page, &index);
@@ -109,15 +116,21 @@ fn wrap(line: &str, indent: usize, width: Option<usize>) -> Vec<String> {
     lines
 }
 
+/// Incidents that are told in full; whoever reads this wants the last one.
+const DETAILED: usize = 5;
 /// Where the words of an incident begin.
 const INDENT: usize = 4;
 /// Where they go on beside the word that says what they are.
 const HANGING: usize = 14;
 
+fn headline(index: &Index<'_>, incident: &Incident) -> String {
+    format!("#{}  {}  {}", incident.id, index.clock.second(incident.began), escape(&incident.title))
+}
+
 fn incident_lines(page: &mut Page, index: &Index<'_>, incident: &Incident) {
-    let Incident { id, began, ended: _, title, cause, group, processes, devices, freed: _, xids, evidence } = incident;
-    let clock = index.clock;
-    page.painted(RED, INDENT, &format!("#{id}  {}  {}", clock.second(*began), escape(title)));
+    let Incident { id: _, began: _, ended: _, title: _, cause, group, processes, devices, freed: _, xids, evidence } =
+        incident;
+    page.painted(RED, INDENT, &headline(index, incident));
     let mut facts = vec![word(cause), format!("{} {}", word(&group.by).replace('-', " "), escape(&group.name))];
     if !devices.is_empty() {
         facts.push(freed(index, incident));
