@@ -207,8 +207,13 @@ fn apart<'a, 'b>(people: &'b [Person<'a>]) -> Vec<Vec<&'b Person<'a>>> {
     let mut runs: Vec<Vec<&Person<'_>>> = Vec::new();
     for person in dead {
         let near = if person.by_watchdog() { WATCHDOG_APART } else { APART };
+        // One that was started after the first death is another attempt, or the next job of the same script.
+        let was_there = |first: &Person<'_>| person.book.wall(person.row.key.start_ns) <= time(first);
         match runs.last_mut() {
-            Some(run) if run.last().is_some_and(|last| time(person).duration_since(time(last)) <= near) => {
+            Some(run)
+                if run.last().is_some_and(|last| time(person).duration_since(time(last)) <= near)
+                    && run.first().is_some_and(|first| was_there(first)) =>
+            {
                 run.push(person);
             }
             _ => runs.push(vec![person]),
@@ -313,14 +318,14 @@ fn of_deaths(people: &[Person<'_>], deaths: &[&Person<'_>], xids: &[XidReport]) 
             freed = freed.zip(released).map(|(freed, released)| freed.max(released));
         }
     }
+    // Whoever held the GPU at that instant, or is named, is touched by it.
     let near = |xid: &XidReport| {
+        let touches = |person: &&Person<'_>| {
+            xid.holders.contains(&person.who) || xid.host == person.who.host && xid.xid.pid == Some(person.who.pid)
+        };
         xid.time >= began - XID_NEAR
             && xid.time <= ended + XID_NEAR
-            && xid
-                .xid
-                .node
-                .as_ref()
-                .is_some_and(|node| devices.contains(&HeldNode { host: xid.host.clone(), node: node.clone() }))
+            && deaths.iter().copied().any(|person| touches(&person))
     };
     let near: Vec<u32> =
         xids.iter().enumerate().filter(|(_, xid)| near(xid)).map(|(position, _)| position as u32).collect();

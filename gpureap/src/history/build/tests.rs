@@ -412,3 +412,23 @@ fn a_recording_gives_the_same_report() {
     let error = crate::history::replay::read("\n{\"event\":\"nonsense\"}\n".as_bytes()).unwrap_err();
     assert!(error.starts_with("line 2 is no event"), "{error}");
 }
+
+#[test]
+fn the_next_job_of_a_script_is_another_incident() {
+    let mut events = vec![start(0, "b1", "gpu1", false), ancestor(1, 50, "bash", &["bash", "all.sh"], 1)];
+    let mut two = holds(1_000, 100, 0, &[], 50);
+    two.push(sent(5_000, 100, "SIGKILL", 812, "pkill"));
+    two.extend(ends(5_001, 100, 9));
+    // A process's start is its pid in these tests, in nanoseconds: this one comes after the first death.
+    let later = Key { pid: 7, start_ns: 6_000_000_000 };
+    for event in holds(6_000, 7, 0, &[], 50).into_iter().chain(ends(8_000, 7, 1 << 8)) {
+        let text = serde_json::to_string(&event)
+            .unwrap()
+            .replace("\"pid\":7,\"start_ns\":7", &format!("\"pid\":7,\"start_ns\":{}", later.start_ns));
+        two.push(serde_json::from_str(&text).unwrap());
+    }
+    events.extend(two);
+    let report = ask(&replay(events));
+    assert_eq!(report.incidents.len(), 2, "{:?}", report.incidents);
+    assert_eq!(parts(&report, 1), [(7, Part::First)]);
+}
