@@ -7,6 +7,7 @@ mod memory;
 mod sources;
 mod translate;
 mod work;
+mod xid_trace;
 
 use std::{
     sync::{

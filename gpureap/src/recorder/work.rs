@@ -19,7 +19,7 @@ use tokio::{
     time::{Instant, sleep_until},
 };
 
-use super::{Begin, Input, Keep, Told, facts::Reader, memory, sources, translate};
+use super::{Begin, Input, Keep, Told, facts::Reader, memory, sources, translate, xid_trace::XidTrace};
 use crate::{
     bpf::{eyes, eyes::KernelEyes, handles::State as Word, ring},
     clock::{NANOS, boottime_ns, wall_offset_ns},
@@ -76,6 +76,8 @@ pub(super) struct Work {
     /// Peers were looked at for this death.
     peers_of: BTreeMap<Key, u64>,
     adopted: bool,
+    /// Where it is, the kernel's log has the same Xids once more.
+    xid_trace: Option<(XidTrace, u64)>,
     /// As of the last look at it.
     restarts: u64,
 }
@@ -115,6 +117,7 @@ impl Work {
             memory: memory::Shared::default(),
             peers_of: BTreeMap::new(),
             adopted,
+            xid_trace: None,
             restarts: 0,
             config,
         })
@@ -161,6 +164,7 @@ impl Work {
         let start = self.start(self.adopted);
         self.tell(What::Start(start));
         self.take_reaps();
+        self.trace_xids();
         if let Some(period) = self.config.journal.memory_period {
             let (devices, shared) = (self.devices.clone(), self.memory.clone());
             if let Err(error) = memory::sample(&self.config, period, devices, shared, self.inputs.clone()) {
@@ -179,6 +183,19 @@ impl Work {
                 tracing::info!("Xids and out-of-memory kills are not read from {}: {error}", log.display());
             }
         }
+    }
+
+    fn trace_xids(&mut self) {
+        if let Some((trace, _)) = &self.xid_trace {
+            if let Err(error) = trace.enable() {
+                tracing::info!("Xids are read from the kernel's log: {error}");
+                self.xid_trace = None;
+            }
+            return;
+        }
+        let now = boottime_ns();
+        let trace = XidTrace::start(&self.config.paths.sys, &self.config.paths.run, self.inputs.clone());
+        self.xid_trace = trace.map(|trace| (trace, now));
     }
 
     fn start(&self, adopted: bool) -> Start {
@@ -212,7 +229,11 @@ impl Work {
             Input::Ring(events) => self.ring(events),
             Input::What(at, what) => self.other(at, *what),
             Input::Log(sequence, at, what) => {
-                self.other(at, *what);
+                let traced = matches!(*what, What::Xid(_))
+                    && self.xid_trace.as_ref().is_some_and(|(_, since)| at.is_none_or(|at| at >= *since));
+                if !traced {
+                    self.other(at, *what);
+                }
                 if let Err(error) = self.eyes.handles().maps.set_state(Word::LogRead, sequence) {
                     tracing::debug!("remember what was read of the kernel's log: {error}");
                 }
@@ -494,6 +515,8 @@ impl Work {
             Ok(Err(notes)) => tracing::warn!("the recorder has lost the pins: {}", notes.join("; ")),
             Err(error) => tracing::warn!("the recorder has lost the pins: {error:#}"),
         }
+        // The driver may have come, gone, or be a new one.
+        self.trace_xids();
     }
 
     /// It has closed its files. One that had exited long before its exit was read has, soon after that.
