@@ -3,6 +3,7 @@
 pub mod actor;
 pub mod cast;
 pub mod play;
+pub mod recording;
 pub mod stage;
 pub mod watch;
 

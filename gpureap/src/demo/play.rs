@@ -12,6 +12,7 @@ use crate::{
     clock::boottime_ns,
     exit_code::Exit,
     gpu::devices::{Devices, discover},
+    history::{self, rows::Cause},
     holders::{self, Options},
     host::Host,
     model::{DeviceKind, Eyes, Holder, How, ProcKey, Slot, Source, View},
@@ -96,6 +97,7 @@ pub fn perform(stage: &Stage, watch: &dyn Watch, program: &Path, story: &mut Sto
     story.check("nobody holds them", expect(before.is_empty(), || format!("{} holders", before.len())))?;
 
     story.title("2. A job that left its processes behind")?;
+    let recording = watch.record(&stage.config)?;
     let mut cast = Cast::start(program, &stage.nodes())?;
     for (kind, count) in cast.by_kind() {
         story.tell(&format!("  {count} × {kind:<14} {}", meaning(kind)))?;
@@ -117,7 +119,17 @@ pub fn perform(stage: &Stage, watch: &dyn Watch, program: &Path, story: &mut Sto
     story.table(&text::report(&report))?;
     check_reap(story, &mut cast, &report, &stage.config.paths.state)?;
 
-    story.title("6. Proof")?;
+    story.title("6. gpureap report")?;
+    match recording {
+        Some(recording) => {
+            let told = recording.report()?;
+            story.table(&history::text::render(&told, Style::of_stdout()))?;
+            check_report(story, &cast, &told)?;
+        }
+        None => story.tell("  · nothing is recorded without a tracer")?,
+    }
+
+    story.title("7. Proof")?;
     let sweep = eyes.sweep()?;
     let after = holders_of(&sweep, &slots);
     let looked = if sweep.source == Source::Proc { "a walk through /proc" } else { "a full sweep of the kernel" };
@@ -133,6 +145,37 @@ pub fn perform(stage: &Stage, watch: &dyn Watch, program: &Path, story: &mut Sto
     story.check("every one of them is dead", expect(alive.is_empty(), || format!("{alive:?} live")))?;
     story.check("the demo's last process ends with it", expect(cast.dismiss(), || "it had to be killed".to_owned()))?;
     Ok(if story.wrong == 0 { Exit::Done } else { Exit::Internal })
+}
+
+fn check_report(story: &mut Story<'_>, cast: &Cast, told: &history::report::Report) -> anyhow::Result<()> {
+    let reaped: BTreeSet<u32> = told
+        .processes
+        .iter()
+        .filter(|process| process.death.as_ref().is_some_and(|death| death.cause == Cause::Reaped))
+        .map(|process| process.who.pid)
+        .collect();
+    let truth = cast.pids();
+    story.check(
+        "each of them reaped by gpureap, in its own words",
+        expect(truth.is_subset(&reaped), || {
+            let of = |pid: &u32| told.processes.iter().find(|process| process.who.pid == *pid);
+            let wrong: Vec<_> =
+                truth.difference(&reaped).map(|pid| (pid, of(pid).and_then(|one| one.death.clone()))).collect();
+            format!("{wrong:?}")
+        }),
+    )?;
+    let holds: BTreeSet<(u32, PathBuf)> = told
+        .holds
+        .iter()
+        .filter(|hold| hold.released.is_some())
+        .map(|hold| (hold.who.pid, hold.node.clone().into()))
+        .collect();
+    let held = |role: &super::cast::Role| role.nodes.iter().map(|node| (role.pid, node.clone())).collect::<Vec<_>>();
+    let truth: BTreeSet<(u32, PathBuf)> = cast.roles.iter().flat_map(held).collect();
+    story.check(
+        "what each had held, and that it was let go",
+        expect(truth.is_subset(&holds), || format!("{:?} is missing", truth.difference(&holds).collect::<Vec<_>>())),
+    )
 }
 
 /// The last words.

@@ -1,5 +1,6 @@
 //! Where the demo looks: a tracer of its own if the kernel lets it, else a sweep at each look.
 
+use super::recording::Recording;
 use crate::{
     bpf::{self, Tracer},
     config::Config,
@@ -13,6 +14,8 @@ pub trait Watch {
     fn eyes(&self) -> &dyn Eyes;
     /// What it is, for the first line.
     fn describe(&self) -> String;
+    /// Writes down what happens from now on; `None`: it does not see what happens between two looks.
+    fn record(&self, config: &Config) -> anyhow::Result<Option<Recording>>;
 }
 
 /// A look at a time.
@@ -28,6 +31,9 @@ impl Watch for Looks {
     fn describe(&self) -> String {
         self.name.to_owned()
     }
+    fn record(&self, _config: &Config) -> anyhow::Result<Option<Recording>> {
+        Ok(None)
+    }
 }
 
 impl Watch for Tracer {
@@ -36,6 +42,9 @@ impl Watch for Tracer {
     }
     fn describe(&self) -> String {
         format!("a tracer of its own, with the probe set `{}`", bpf::load::name(self.backend))
+    }
+    fn record(&self, config: &Config) -> anyhow::Result<Option<Recording>> {
+        Recording::start(config, self, Self::eyes(self).devices()).map(Some)
     }
 }
 

@@ -207,12 +207,12 @@ fn apart<'a, 'b>(people: &'b [Person<'a>]) -> Vec<Vec<&'b Person<'a>>> {
     let mut runs: Vec<Vec<&Person<'_>>> = Vec::new();
     for person in dead {
         let near = if person.by_watchdog() { WATCHDOG_APART } else { APART };
-        // One that was started after the first death is another attempt, or the next job of the same script.
+        // One that was started after the first bad death is another attempt, or the next job of the same script.
         let was_there = |first: &Person<'_>| person.book.wall(person.row.key.start_ns) <= time(first);
         match runs.last_mut() {
             Some(run)
                 if run.last().is_some_and(|last| time(person).duration_since(time(last)) <= near)
-                    && run.first().is_some_and(|first| was_there(first)) =>
+                    && run.iter().find(|first| first.is_abnormal()).is_none_or(|first| was_there(first)) =>
             {
                 run.push(person);
             }

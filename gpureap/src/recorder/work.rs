@@ -24,7 +24,7 @@ use crate::{
     bpf::{eyes, eyes::KernelEyes, handles::State as Word, ring},
     clock::{NANOS, boottime_ns, wall_offset_ns},
     config::Config,
-    gpu::devices::Devices,
+    gpu::{devices::Devices, nvml},
     history::{
         event::{Device, Event, Held, Lost, Peer, Process, Relative, Sender, Signal, Start, Subject, What},
         rows::{Change, Key, Place, ProcessRow},
@@ -312,11 +312,20 @@ impl Work {
         }
         // The child is started as /proc/self/exe, from which it has its name.
         let may_be = comm.is_some_and(|comm| comm.starts_with(b"exe\0") || comm.starts_with(b"gpureap"));
-        let is = key.pid == self.memory.child.load(Ordering::Relaxed) || may_be && self.is_this_program(key.pid);
+        let is = key.pid == self.memory.child.load(Ordering::Relaxed) || may_be && self.asks_nvml(key.pid);
         if is {
             self.own.insert(key);
         }
         is
+    }
+
+    /// The arguments of a program that is not this one are not read here: that may wait for its memory lock.
+    fn asks_nvml(&self, pid: u32) -> bool {
+        let word = || {
+            let cmdline = std::fs::read(self.config.paths.proc.join(pid.to_string()).join("cmdline")).ok()?;
+            Some(cmdline.split(|byte| *byte == 0).nth(1)? == nvml::child::WORD.as_bytes())
+        };
+        self.is_this_program(pid) && word().unwrap_or(false)
     }
 
     fn is_this_program(&self, pid: u32) -> bool {

@@ -1,0 +1,104 @@
+//! The demo's own flight recorder: what the daemon does with the ring, in a thread, for as long as the story lasts.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread::{self, JoinHandle},
+    time::{Duration, Instant},
+};
+
+use crate::{
+    bpf::{Tracer, ring::decode},
+    config::Config,
+    gpu::devices::Devices,
+    history::{
+        build::{self, Ask},
+        report::Report,
+    },
+    host::Host,
+    journal::{self, Journal, Limits, Question},
+    recorder::{Begin, KeepJournal, Recorder},
+};
+
+/// Between two looks into the ring.
+const PAUSE: Duration = Duration::from_millis(5);
+/// For the last records to be written.
+const PATIENCE: Duration = Duration::from_secs(3);
+
+pub struct Recording {
+    config: Config,
+    host: Host,
+    recorder: Arc<Recorder>,
+    stop: Arc<AtomicBool>,
+    pump: JoinHandle<()>,
+}
+
+impl Recording {
+    pub fn start(config: &Config, tracer: &Tracer, devices: &Devices) -> anyhow::Result<Self> {
+        let limits = Limits { max_age: config.journal.max_age, max_size: config.journal.max_size };
+        let host = Host::read(&config.paths.proc);
+        let started = Journal::start(&config.paths.state.join(journal::FILE), limits, &host.boot_id)?;
+        let begin = Begin {
+            backend: tracer.backend,
+            adopted: false,
+            devices: devices.clone(),
+            processes: started.processes,
+            holds: started.holds,
+        };
+        let recorder = Arc::new(Recorder::start(config, begin, Box::new(KeepJournal::new(started.journal)))?);
+        let mut ring = tracer.events()?;
+        let stop = Arc::new(AtomicBool::new(false));
+        let (to, ends) = (Arc::clone(&recorder), Arc::clone(&stop));
+        let pump = thread::Builder::new().name("ring".to_owned()).spawn(move || {
+            loop {
+                let last = ends.load(Ordering::Relaxed);
+                let mut events = Vec::new();
+                while let Some(record) = ring.next() {
+                    events.extend(decode(&record));
+                }
+                to.ring(events);
+                if last {
+                    return;
+                }
+                thread::sleep(PAUSE);
+            }
+        })?;
+        Ok(Self { config: config.clone(), host, recorder, stop, pump })
+    }
+
+    /// What is written of the story, once all that it tells of is over.
+    pub fn report(self) -> anyhow::Result<Report> {
+        let path = self.config.paths.state.join(journal::FILE);
+        let until = Instant::now() + PATIENCE;
+        let since = self.host.now;
+        let question = Question { since: Some(since), ..Question::default() };
+        let records = loop {
+            thread::sleep(PAUSE);
+            let records = journal::read(&path, &question)?;
+            let over = records
+                .iter()
+                .all(|record| !record.holds.is_empty() && record.holds.iter().all(|hold| hold.released_ns.is_some()));
+            if over && !records.is_empty() || Instant::now() > until {
+                break records;
+            }
+        };
+        self.stop.store(true, Ordering::Relaxed);
+        drop(self.pump.join());
+        if let Some(recorder) = Arc::into_inner(self.recorder) {
+            recorder.stop(PATIENCE);
+        }
+        let host = Host::read(&self.config.paths.proc);
+        let ask = Ask {
+            now: host.now,
+            since,
+            until: host.now,
+            at: None,
+            running: Some(host.boot_id),
+            nodes: None,
+            pids: Vec::new(),
+        };
+        Ok(build::build(&records, &ask))
+    }
+}
