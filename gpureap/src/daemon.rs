@@ -12,6 +12,7 @@ use std::{
 
 use aya::maps::{MapData, RingBuf};
 use gpureap_common::counter;
+use jiff::Timestamp;
 use rustix::fs::{FlockOperation, flock};
 use sd_notify::NotifyState;
 use tokio::{
@@ -40,7 +41,7 @@ use crate::{
     gpu::devices::{self, Devices},
     history::event::{self, What},
     host::Host,
-    journal::{self, Journal, Limits, Started},
+    journal::{self, BootChoice, Journal, Limits, Question, Started},
     model::Backend,
     recorder::{Begin, KeepJournal, KeepNothing, Recorder},
 };
@@ -82,15 +83,23 @@ fn record(config: &Config, tracer: &Tracer, devices: &Devices) -> anyhow::Result
         devices: devices.clone(),
         processes: Vec::new(),
         holds: Vec::new(),
+        recorded_ns: 0,
     };
     if !config.journal.enabled {
         return Ok((Recorder::start(config, begin, Box::new(KeepNothing))?, Vec::new()));
     }
     let limits = Limits { max_age: config.journal.max_age, max_size: config.journal.max_size };
     let boot_id = Host::read(&config.paths.proc).boot_id;
-    let started = Journal::start(&config.paths.state.join(journal::FILE), limits, &boot_id)?;
+    let path = config.paths.state.join(journal::FILE);
+    let question = Question { boot: Some(BootChoice::Current(boot_id.clone())), ..Question::at(Timestamp::now()) };
+    // One that cannot be read is told of by the writer.
+    let recorded_ns = journal::read(&path, &question)
+        .ok()
+        .and_then(|records| records.first().map(|record| record.boot.last_ns))
+        .unwrap_or(0);
+    let started = Journal::start(&path, limits, &boot_id)?;
     let Started { journal, holds, processes, notes } = started;
-    let begin = Begin { processes, holds, ..begin };
+    let begin = Begin { processes, holds, recorded_ns, ..begin };
     Ok((Recorder::start(config, begin, Box::new(KeepJournal::new(journal)))?, notes))
 }
 

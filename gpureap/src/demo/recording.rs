@@ -46,6 +46,8 @@ impl Recording {
             devices: devices.clone(),
             processes: started.processes,
             holds: started.holds,
+            // Only what happens from now on.
+            recorded_ns: host.boottime_ns,
         };
         let recorder = Arc::new(Recorder::start(config, begin, Box::new(KeepJournal::new(started.journal)))?);
         let mut ring = tracer.events()?;

@@ -177,6 +177,8 @@ pub struct Begin {
     /// What an earlier daemon of this boot left open.
     pub processes: Vec<ProcessRow>,
     pub holds: Vec<HoldRow>,
+    /// Boottime of the last record of this boot; what the kernel's log says of earlier times was read. 0: none.
+    pub recorded_ns: u64,
 }
 
 /// The daemon's end of it.

@@ -24,9 +24,18 @@ use crate::{
 /// Longest record of the kernel's log (`CONSOLE_EXT_LOG_MAX`, include/linux/printk.h).
 const LONGEST: usize = 8192;
 
+/// What an earlier daemon has read.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum LogRead {
+    /// Up to the record of this number.
+    Record(u64),
+    /// Up to this boottime; 0: nothing.
+    Until(u64),
+}
+
 /// Reads the kernel's log in a thread of its own, from its beginning: what the driver said before the daemon came counts
-/// too. `after`: what was read by an earlier daemon.
-pub(super) fn follow_log(path: &Path, after: Option<u64>, out: mpsc::WeakSender<Input>) -> io::Result<()> {
+/// too.
+pub(super) fn follow_log(path: &Path, read: LogRead, out: mpsc::WeakSender<Input>) -> io::Result<()> {
     let mut file = File::open(path)?;
     let offset = monotonic_offset();
     std::thread::Builder::new().name("kernel-log".to_owned()).spawn(move || {
@@ -52,11 +61,15 @@ pub(super) fn follow_log(path: &Path, after: Option<u64>, out: mpsc::WeakSender<
                 }
             };
             let Some((sequence, line)) = kmsg::text(&record) else { continue };
-            if after.is_some_and(|after| sequence <= after) {
+            let at = time(&record).map(|microseconds| (microseconds * 1_000).saturating_add_signed(offset));
+            let was_read = match read {
+                LogRead::Record(last) => sequence <= last,
+                LogRead::Until(until) => at.is_some_and(|at| at <= until),
+            };
+            if was_read {
                 continue;
             }
             let Some(what) = kmsg::parse(line) else { continue };
-            let at = time(&record).map(|microseconds| (microseconds * 1_000).saturating_add_signed(offset));
             let Some(out) = out.upgrade() else { return };
             if out.blocking_send(Input::Log(sequence, at, Box::new(what))).is_err() {
                 return;

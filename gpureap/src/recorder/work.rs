@@ -19,7 +19,9 @@ use tokio::{
     time::{Instant, sleep_until},
 };
 
-use super::{Begin, Input, Keep, Told, facts::Reader, memory, sources, translate, xid_trace::XidTrace};
+use super::{
+    Begin, Input, Keep, Told, facts::Reader, memory, sources, sources::LogRead, translate, xid_trace::XidTrace,
+};
 use crate::{
     bpf::{eyes, eyes::KernelEyes, handles::State as Word, ring},
     clock::{NANOS, boottime_ns, wall_offset_ns},
@@ -76,6 +78,7 @@ pub(super) struct Work {
     /// Peers were looked at for this death.
     peers_of: BTreeMap<Key, u64>,
     adopted: bool,
+    recorded_ns: u64,
     /// Where it is, the kernel's log has the same Xids once more.
     xid_trace: Option<(XidTrace, u64)>,
     /// As of the last look at it.
@@ -91,7 +94,7 @@ impl Work {
         dropped: Arc<AtomicU64>,
         inputs: mpsc::WeakSender<Input>,
     ) -> anyhow::Result<Self> {
-        let Begin { backend, adopted, devices, processes, holds } = begin;
+        let Begin { backend, adopted, devices, processes, holds, recorded_ns } = begin;
         let eyes = eyes::from_pins(&config, &devices)?
             .map_err(|notes| anyhow::anyhow!("no pins to read: {}", notes.join("; ")))?;
         let host = Host::read(&config.paths.proc);
@@ -117,6 +120,7 @@ impl Work {
             memory: memory::Shared::default(),
             peers_of: BTreeMap::new(),
             adopted,
+            recorded_ns,
             xid_trace: None,
             restarts: 0,
             config,
@@ -137,7 +141,6 @@ impl Work {
             loop {
                 let next = self.looks.values().map(|(at, _)| *at).min();
                 tokio::select! {
-                    biased;
                     input = inputs.recv() => match input {
                         None | Some(Input::Stop) => break,
                         Some(input) => self.take(input),
@@ -178,7 +181,9 @@ impl Work {
             self.devices.by_rdev(metadata.rdev()).is_some()
         });
         if !is_device {
-            let after = self.eyes.handles().maps.state(Word::LogRead).ok().filter(|sequence| *sequence > 0);
+            let sequence = self.eyes.handles().maps.state(Word::LogRead).ok().filter(|sequence| *sequence > 0);
+            // Without the pins of the earlier daemon the journal says how far it had come.
+            let after = sequence.map_or(LogRead::Until(self.recorded_ns), LogRead::Record);
             if let Err(error) = sources::follow_log(&log, after, self.inputs.clone()) {
                 tracing::info!("Xids and out-of-memory kills are not read from {}: {error}", log.display());
             }
