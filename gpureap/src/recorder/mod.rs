@@ -8,6 +8,7 @@ mod sources;
 mod translate;
 mod work;
 mod xid_trace;
+mod xids;
 
 use std::{
     sync::{
@@ -26,7 +27,7 @@ use crate::{
     config::Config,
     gpu::devices::Devices,
     history::{
-        event::{Event, Lost, What},
+        event::{Event, Lost, What, Xid},
         rows::{Change, HoldRow, Key, ProcessRow},
     },
     journal::Journal,
@@ -125,6 +126,8 @@ enum Input {
     Ring(Vec<ring::Event>),
     /// From another source: a time where the source knows one.
     What(Option<u64>, Box<What>),
+    /// From the driver's tracepoint.
+    Traced(Box<Xid>),
     /// From the kernel's log: the record's number, its time.
     Log(u64, Option<u64>, Box<What>),
     /// Every holder is looked at; the start's snapshot, and from time to time.

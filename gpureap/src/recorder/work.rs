@@ -21,6 +21,7 @@ use tokio::{
 
 use super::{
     Begin, Input, Keep, Told, facts::Reader, memory, sources, sources::LogRead, translate, xid_trace::XidTrace,
+    xids::Xids,
 };
 use crate::{
     bpf::{eyes, eyes::KernelEyes, handles::State as Word, ring},
@@ -79,8 +80,10 @@ pub(super) struct Work {
     peers_of: BTreeMap<Key, u64>,
     adopted: bool,
     recorded_ns: u64,
-    /// Where it is, the kernel's log has the same Xids once more.
-    xid_trace: Option<(XidTrace, u64)>,
+    xid_trace: Option<XidTrace>,
+    xids: Xids,
+    /// Whether the kernel's log is read.
+    reads_log: bool,
     /// As of the last look at it.
     restarts: u64,
 }
@@ -122,6 +125,8 @@ impl Work {
             adopted,
             recorded_ns,
             xid_trace: None,
+            xids: Xids::default(),
+            reads_log: false,
             restarts: 0,
             config,
         })
@@ -159,6 +164,7 @@ impl Work {
 
     fn is_busy(&self) -> bool {
         self.state.keys().next().is_some()
+            || !self.xids.is_empty()
             || !self.closing.is_empty()
             || self.dropped.load(Ordering::Relaxed) != self.dropped_told
     }
@@ -184,23 +190,23 @@ impl Work {
             let sequence = self.eyes.handles().maps.state(Word::LogRead).ok().filter(|sequence| *sequence > 0);
             // Without the pins of the earlier daemon the journal says how far it had come.
             let after = sequence.map_or(LogRead::Until(self.recorded_ns), LogRead::Record);
-            if let Err(error) = sources::follow_log(&log, after, self.inputs.clone()) {
+            let followed = sources::follow_log(&log, after, self.inputs.clone());
+            self.reads_log = followed.is_ok();
+            if let Err(error) = followed {
                 tracing::info!("Xids and out-of-memory kills are not read from {}: {error}", log.display());
             }
         }
     }
 
     fn trace_xids(&mut self) {
-        if let Some((trace, _)) = &self.xid_trace {
+        if let Some(trace) = &self.xid_trace {
             if let Err(error) = trace.enable() {
                 tracing::info!("Xids are read from the kernel's log: {error}");
                 self.xid_trace = None;
             }
             return;
         }
-        let now = boottime_ns();
-        let trace = XidTrace::start(&self.config.paths.sys, &self.config.paths.run, self.inputs.clone());
-        self.xid_trace = trace.map(|trace| (trace, now));
+        self.xid_trace = XidTrace::start(&self.config.paths.sys, &self.config.paths.run, self.inputs.clone());
     }
 
     fn start(&self, adopted: bool) -> Start {
@@ -234,15 +240,19 @@ impl Work {
             Input::Ring(events) => self.ring(events),
             Input::What(at, what) => self.other(at, *what),
             Input::Log(sequence, at, what) => {
-                let traced = matches!(*what, What::Xid(_))
-                    && self.xid_trace.as_ref().is_some_and(|(_, since)| at.is_none_or(|at| at >= *since));
-                if !traced {
-                    self.other(at, *what);
+                if let What::Xid(xid) = what.as_ref() {
+                    let now = boottime_ns();
+                    // Of the time before the tracepoint was listened to there is no other half.
+                    let recent = at.is_none_or(|at| now.saturating_sub(at) < NANOS);
+                    self.xids.logged(at.unwrap_or(now), xid, recent && self.xid_trace.is_some());
                 }
+                self.other(at, *what);
                 if let Err(error) = self.eyes.handles().maps.set_state(Word::LogRead, sequence) {
                     tracing::debug!("remember what was read of the kernel's log: {error}");
                 }
             }
+            Input::Traced(xid) if self.reads_log => self.xids.traced(boottime_ns(), *xid),
+            Input::Traced(xid) => self.other(None, What::Xid(*xid)),
             Input::Look => self.look_at_all(),
             Input::Devices(devices) => self.set_devices(&devices),
             Input::Gone(key) => self.gone(key),
@@ -357,6 +367,9 @@ impl Work {
     fn tick(&mut self) {
         self.facts.check();
         self.take_reaps();
+        for (at, xid) in self.xids.overdue(boottime_ns()) {
+            self.other(Some(at), What::Xid(xid));
+        }
         let restarts = self.keep.restarts();
         if restarts != self.restarts {
             self.restarts = restarts;

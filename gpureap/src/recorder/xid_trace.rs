@@ -13,7 +13,7 @@ use std::{
 use tokio::sync::mpsc;
 
 use super::Input;
-use crate::history::{event::What, xid};
+use crate::history::xid;
 
 const EVENT: &str = "events/nvidia/nvidia_dev_xid";
 /// For each processor: Xids are rare and a line has some hundred bytes.
@@ -61,7 +61,7 @@ impl XidTrace {
                 };
                 let Some(xid) = xid::parse(&line, "tracepoint") else { continue };
                 let Some(out) = out.upgrade() else { return };
-                if out.blocking_send(Input::What(None, Box::new(What::Xid(xid)))).is_err() {
+                if out.blocking_send(Input::Traced(Box::new(xid))).is_err() {
                     return;
                 }
             }
