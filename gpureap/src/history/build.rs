@@ -438,7 +438,13 @@ fn gaps(book: &Book<'_>, since: &Timestamp, until: &Timestamp, list: &mut Vec<Ga
     for pair in book.record.runs.windows(2) {
         let [before, after] = pair else { continue };
         let Run { begin_ns, end_ns, .. } = before;
-        let last = book.record.events.iter().map(|event| event.boot_ns).filter(|at| *at < after.begin_ns).max();
+        // What the ring had kept is recorded after the start, with the times at which it happened.
+        let events = &book.record.events;
+        let start = events
+            .iter()
+            .position(|event| matches!(event.what, What::Start(_)) && event.boot_ns == after.begin_ns)
+            .unwrap_or(events.len());
+        let last = events[..start].iter().map(|event| event.boot_ns).filter(|at| *at < after.begin_ns).max();
         let from = end_ns.or(last).unwrap_or(*begin_ns);
         let note = if after.adopted {
             "no daemon ran; the kernel went on counting, and what its ring had room for was recorded afterwards"
@@ -454,13 +460,17 @@ fn gaps(book: &Book<'_>, since: &Timestamp, until: &Timestamp, list: &mut Vec<Ga
     }
 }
 
-/// Events by process, for those who look for what led to a death.
-pub(super) fn peers<'a>(book: &Book<'a>, of: Key) -> BTreeMap<Key, &'a super::event::Peer> {
-    let peers = book.record.events.iter().filter_map(|event| match &event.what {
-        What::Peer(peer) if peer.of == of => Some((peer.key, peer)),
-        _ => None,
-    });
-    peers.collect()
+/// What others did when one of these was about to die, by process; the first look at each tells most.
+pub(super) fn peers<'a>(book: &Book<'a>, of: &BTreeSet<Key>) -> BTreeMap<Key, &'a super::event::Peer> {
+    let mut peers = BTreeMap::new();
+    for event in &book.record.events {
+        if let What::Peer(peer) = &event.what
+            && of.contains(&peer.of)
+        {
+            peers.entry(peer.key).or_insert(peer);
+        }
+    }
+    peers
 }
 
 #[cfg(test)]

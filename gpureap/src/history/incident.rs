@@ -10,7 +10,9 @@ use jiff::{SignedDuration, Timestamp};
 use super::{
     build::{Ask, Book, peers},
     event::{OomScope, Sender},
-    report::{Group, GroupBy, HeldNode, Incident, IncidentCause, Member, Part, Who, XidClass, XidReport},
+    report::{
+        AncestorReport, Group, GroupBy, HeldNode, Incident, IncidentCause, Member, Part, Who, XidClass, XidReport,
+    },
     rows::{Cause, Death, HoldRow, Key, ProcessRow, Thread},
 };
 use crate::out::{
@@ -118,10 +120,17 @@ fn group(book: &Book<'_>, row: &ProcessRow) -> Group {
         }
         root = Some(ancestor);
     }
-    match root {
-        Some(root) => of(GroupBy::Lineage, &format!("{} (pid {})", short_command(&root.comm, &root.argv), root.pid)),
-        None => of(GroupBy::Process, &format!("{} (pid {})", short_command(&row.comm, &row.argv), row.key.pid)),
-    }
+    // The root of a tree is one with those below it, if it has any.
+    let (comm, argv, pid) = root.as_ref().map_or((&row.comm, &row.argv, row.key.pid), |root| {
+        let AncestorReport { pid, start_ns: _, comm, argv, exit: _ } = root;
+        (comm, argv, *pid)
+    });
+    of(GroupBy::Lineage, &format!("{} (pid {pid})", short_command(comm, argv)))
+}
+
+/// Whether a tree begins with it.
+fn is_root(person: &Person<'_>) -> bool {
+    person.group.name.ends_with(&format!("(pid {})", person.row.key.pid))
 }
 
 /// A shell without a script: `-bash`, `bash`, `bash -i`, `bash --login`.
@@ -156,6 +165,15 @@ pub(super) fn find(books: &[Book<'_>], chosen: &[BTreeSet<Key>], ask: &Ask, xids
         }
         if !at_the_end.is_empty() {
             down.push((position, at_the_end));
+        }
+    }
+    // Nobody's tree.
+    for people in groups.values_mut() {
+        if let [person] = people.as_mut_slice()
+            && person.group.by == GroupBy::Lineage
+            && is_root(person)
+        {
+            person.group.by = GroupBy::Process;
         }
     }
     let in_window = |time: Timestamp| time >= ask.since && time <= ask.until;
@@ -200,23 +218,22 @@ pub(super) fn find(books: &[Book<'_>], chosen: &[BTreeSet<Key>], ask: &Ask, xids
     incidents
 }
 
-/// Runs of deaths, each with at least one that was not as it should be.
+/// Runs of deaths, each with at least one that was not as it should be. Who had not begun when a run's first one died is the
+/// next attempt, and belongs to another.
 fn apart<'a, 'b>(people: &'b [Person<'a>]) -> Vec<Vec<&'b Person<'a>>> {
     let mut dead: Vec<&Person<'_>> = people.iter().filter(|person| person.died.is_some()).collect();
     dead.sort_by(|a, b| (time(a), &a.who).cmp(&(time(b), &b.who)));
     let mut runs: Vec<Vec<&Person<'_>>> = Vec::new();
     for person in dead {
         let near = if person.by_watchdog() { WATCHDOG_APART } else { APART };
-        // One that was started after the first bad death is another attempt, or the next job of the same script.
-        let was_there = |first: &Person<'_>| person.book.wall(person.row.key.start_ns) <= time(first);
-        match runs.last_mut() {
-            Some(run)
-                if run.last().is_some_and(|last| time(person).duration_since(time(last)) <= near)
-                    && run.iter().find(|first| first.is_abnormal()).is_none_or(|first| was_there(first)) =>
-            {
-                run.push(person);
-            }
-            _ => runs.push(vec![person]),
+        let began = person.book.wall(person.row.key.start_ns);
+        let fits = |run: &Vec<&Person<'_>>| {
+            run.last().is_some_and(|last| time(person).duration_since(time(last)) <= near)
+                && run.iter().find(|other| other.is_abnormal()).is_none_or(|first| began <= time(first))
+        };
+        match runs.iter_mut().rev().find(|run| fits(run)) {
+            Some(run) => run.push(person),
+            None => runs.push(vec![person]),
         }
     }
     runs.retain(|run| run.iter().any(|person| person.is_abnormal()));
@@ -243,7 +260,7 @@ fn of_deaths(people: &[Person<'_>], deaths: &[&Person<'_>], xids: &[XidReport]) 
         Cause::HostDown => IncidentCause::HostDown,
         Cause::Unknown => IncidentCause::Unknown,
     };
-    let seen = peers(first.book, first.row.key);
+    let seen = peers(first.book, &deaths.iter().map(|person| person.row.key).collect());
     let mut members: Vec<Member> = Vec::new();
     let mut evidence: Vec<String> = death.evidence.iter().map(|line| format!("{}: {line}", first.name())).collect();
     let lived = |person: &&Person<'_>| {

@@ -1,7 +1,7 @@
 //! From events to rows: who holds what since when, and how it ended. Pure and replayable: the same events give the same
 //! rows, and events of different processes may come in any order.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use super::{
     death::{self, Seen},
@@ -16,6 +16,8 @@ const SETTLE_NS: u64 = 10 * NANOS;
 const SIGNALS: usize = 32;
 /// The dead of whom facts may still come, at most.
 const CLOSED: usize = 512;
+/// Ancestors that are kept for readers who come later, at most; then those of nobody who holds go.
+const ANCESTORS: usize = 1024;
 /// Thread names that are kept of one process.
 const THREADS: usize = 1024;
 
@@ -27,6 +29,8 @@ pub struct State {
     closed: VecDeque<Key>,
     /// Out-of-memory victims whose process is not known yet, by thread.
     victims: BTreeMap<u32, (u64, Oom)>,
+    /// Who holds nothing, and has or had descendants that do.
+    ancestors: BTreeMap<Key, Process>,
 }
 
 /// A process that holds, may hold, or has just died.
@@ -88,11 +92,18 @@ impl State {
         .collect()
     }
 
-    /// What a reader who comes now has to know: who holds what at this moment.
-    pub fn preamble(&self) -> Vec<What> {
-        let mut list = Vec::new();
+    /// What a reader who comes now has to know: who holds what at this moment and came from whom. With the time of what
+    /// happened before.
+    pub fn preamble(&self) -> Vec<(Option<u64>, What)> {
+        let ancestors = self.ancestors.values().cloned();
+        let mut list: Vec<_> = ancestors.map(|process| (None, What::Process(Box::new(process)))).collect();
         for life in self.live.values().filter(|life| !life.closed && !life.holds.is_empty()) {
             let row = life.row.clone();
+            for hold in life.holds.values().filter(|hold| hold.origin == HoldOrigin::Opened) {
+                let (comm, node) = (row.comm.clone(), hold.node.clone());
+                let open = FileEvent { key: Some(row.key), tid: None, comm, node, file: 0, failed: false };
+                list.push((Some(hold.opened_ns), What::Open(open)));
+            }
             let devices = life.holds.values().map(|hold| HeldDevice {
                 node: hold.node.clone(),
                 fds: hold.fds,
@@ -106,8 +117,8 @@ impl State {
                 from_snapshot: life.holds.values().any(|hold| hold.origin == HoldOrigin::Snapshot),
                 devices: devices.collect(),
             };
-            list.push(What::Held(held));
-            list.push(What::Process(Box::new(Process {
+            list.push((None, What::Held(held)));
+            let process = Process {
                 key: row.key,
                 comm: row.comm,
                 argv: row.argv,
@@ -123,7 +134,26 @@ impl State {
                 parent: row.parent,
                 ancestor: false,
                 exit: None,
-            })));
+            };
+            list.push((None, What::Process(Box::new(process))));
+        }
+        list
+    }
+
+    /// The ancestors of one who holds or has just died, as far as they hold nothing themselves, that are not known to have
+    /// ended.
+    pub fn living_ancestors(&self, key: Key) -> Vec<Process> {
+        let mut list = Vec::new();
+        let mut seen = BTreeSet::from([key]);
+        let mut next = self.process(key).and_then(|row| row.parent);
+        while let Some(key) = next.filter(|key| seen.insert(*key)) {
+            next = self.process(key).and_then(|row| row.parent);
+            if let Some(process) = self.ancestors.get(&key) {
+                next = next.or(process.parent);
+                if process.exit.is_none() {
+                    list.push(process.clone());
+                }
+            }
         }
         list
     }
@@ -378,6 +408,7 @@ impl State {
             exit,
         } = process.clone();
         if ancestor {
+            self.remember_ancestor(process);
             let row = ProcessRow {
                 key,
                 comm,
@@ -426,6 +457,22 @@ impl State {
         life.known = true;
         if life.told || !life.holds.is_empty() {
             life.tell(changes);
+        }
+    }
+
+    fn remember_ancestor(&mut self, process: &Process) {
+        if self.ancestors.len() >= ANCESTORS {
+            let mut used = BTreeSet::new();
+            for life in self.live.values() {
+                let mut next = life.row.parent;
+                while let Some(key) = next.filter(|key| used.insert(*key)) {
+                    next = self.ancestors.get(&key).and_then(|process| process.parent);
+                }
+            }
+            self.ancestors.retain(|key, _| used.contains(key));
+        }
+        if self.ancestors.len() < ANCESTORS {
+            self.ancestors.insert(process.key, process.clone());
         }
     }
 

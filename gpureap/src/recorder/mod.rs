@@ -13,7 +13,7 @@ mod xids;
 use std::{
     sync::{
         Arc,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicU64, AtomicUsize, Ordering},
     },
     thread::JoinHandle,
     time::{Duration, Instant},
@@ -34,8 +34,10 @@ use crate::{
     model::Backend,
 };
 
-/// Batches on their way; each has at most as many records as the daemon takes from the ring at a time.
-const BATCHES: usize = 32;
+/// Records of the ring on their way. Batches are no measure: many a batch has a single record.
+const RECORDS: usize = 32 << 10;
+/// Whatever is on its way, a batch of records counting as one.
+const INPUTS: usize = 32 << 10;
 /// For what is not written when the daemon ends.
 const WRITE_PATIENCE: Duration = Duration::from_secs(2);
 /// Events that a follower may be behind.
@@ -190,22 +192,25 @@ pub struct Recorder {
     inputs: mpsc::Sender<Input>,
     told: broadcast::Sender<Arc<Told>>,
     dropped: Arc<AtomicU64>,
+    waiting: Arc<AtomicUsize>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Recorder {
     /// Its thread opens the tracer's pins itself: nothing is shared but what goes through the channel.
     pub fn start(config: &Config, begin: Begin, keep: Box<dyn Keep>) -> std::io::Result<Self> {
-        let (inputs, receiver) = mpsc::channel(BATCHES);
+        let (inputs, receiver) = mpsc::channel(INPUTS);
         let (told, _) = broadcast::channel(FOLLOWED);
         let dropped = Arc::new(AtomicU64::new(0));
-        let work = work::Work::new(config.clone(), begin, keep, told.clone(), Arc::clone(&dropped), inputs.downgrade());
+        let waiting = Arc::new(AtomicUsize::new(0));
+        let counts = work::Counts { dropped: Arc::clone(&dropped), waiting: Arc::clone(&waiting) };
+        let work = work::Work::new(config.clone(), begin, keep, told.clone(), counts, inputs.downgrade());
         let thread = std::thread::Builder::new().name("recorder".to_owned()).spawn(move || {
             if let Err(error) = work.and_then(|work| work.run(receiver)) {
                 tracing::error!("nothing is recorded any more: {error:#}");
             }
         })?;
-        Ok(Self { inputs, told, dropped, thread: Some(thread) })
+        Ok(Self { inputs, told, dropped, waiting, thread: Some(thread) })
     }
 
     /// Passes on what the ring gave.
@@ -213,9 +218,11 @@ impl Recorder {
         if events.is_empty() {
             return;
         }
-        let count = events.len() as u64;
-        if self.inputs.try_send(Input::Ring(events)).is_err() {
-            self.dropped.fetch_add(count, Ordering::Relaxed);
+        let count = events.len();
+        let waiting = self.waiting.fetch_add(count, Ordering::Relaxed);
+        if waiting + count > RECORDS || self.inputs.try_send(Input::Ring(events)).is_err() {
+            self.waiting.fetch_sub(count, Ordering::Relaxed);
+            self.dropped.fetch_add(count as u64, Ordering::Relaxed);
         }
     }
 

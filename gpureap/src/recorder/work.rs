@@ -6,7 +6,7 @@ use std::{
     path::Path,
     sync::{
         Arc,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicU64, AtomicUsize, Ordering},
     },
     time::Duration,
 };
@@ -29,7 +29,7 @@ use crate::{
     config::Config,
     gpu::{devices::Devices, nvml},
     history::{
-        event::{Device, Event, Held, Lost, Peer, Process, Relative, Sender, Signal, Start, Subject, What},
+        event::{Device, Ended, Event, Held, Lost, Peer, Process, Relative, Sender, Signal, Start, Subject, What},
         rows::{Change, Key, Place, ProcessRow},
         state::State,
     },
@@ -50,8 +50,19 @@ const GATE_PERIOD: Duration = Duration::from_secs(5);
 const TICK: Duration = Duration::from_secs(1);
 /// Processes of a job that are looked at when one of them is about to die.
 const PEERS: usize = 128;
+/// Time after which another signal is another reason to look at them, and within which the deaths of a job are one.
+const AGAIN_NS: u64 = 10 * NANOS;
+const SAME_MOMENT_NS: u64 = NANOS;
 /// Of a sender.
 const ANCESTORS: usize = 16;
+
+/// What both ends of the channel know.
+pub(super) struct Counts {
+    /// Records that found no room.
+    pub(super) dropped: Arc<AtomicU64>,
+    /// Records of the ring on their way.
+    pub(super) waiting: Arc<AtomicUsize>,
+}
 
 pub(super) struct Work {
     config: Config,
@@ -62,7 +73,7 @@ pub(super) struct Work {
     state: State,
     keep: Box<dyn Keep>,
     told: broadcast::Sender<Arc<Told>>,
-    dropped: Arc<AtomicU64>,
+    counts: Counts,
     /// Drops that were told already.
     dropped_told: u64,
     inputs: mpsc::WeakSender<Input>,
@@ -94,7 +105,7 @@ impl Work {
         begin: Begin,
         keep: Box<dyn Keep>,
         told: broadcast::Sender<Arc<Told>>,
-        dropped: Arc<AtomicU64>,
+        counts: Counts,
         inputs: mpsc::WeakSender<Input>,
     ) -> anyhow::Result<Self> {
         let Begin { backend, adopted, devices, processes, holds, recorded_ns } = begin;
@@ -111,7 +122,7 @@ impl Work {
             state: State::resume(processes, holds),
             keep,
             told,
-            dropped,
+            counts,
             dropped_told: 0,
             inputs,
             facts,
@@ -166,7 +177,7 @@ impl Work {
         self.state.keys().next().is_some()
             || !self.xids.is_empty()
             || !self.closing.is_empty()
-            || self.dropped.load(Ordering::Relaxed) != self.dropped_told
+            || self.counts.dropped.load(Ordering::Relaxed) != self.dropped_told
     }
 
     fn begin(&mut self) {
@@ -225,9 +236,12 @@ impl Work {
 
     /// So that a recording that begins now can be replayed.
     fn preamble(&self) -> Vec<Told> {
-        let boot_ns = boottime_ns();
-        let start = std::iter::once(What::Start(self.start(self.adopted)));
-        let events = start.chain(self.state.preamble()).map(|what| Event { time: wall(boot_ns), boot_ns, what });
+        let now = boottime_ns();
+        let start = std::iter::once((None, What::Start(self.start(self.adopted))));
+        let events = start.chain(self.state.preamble()).map(|(at, what)| {
+            let boot_ns = at.unwrap_or(now);
+            Event { time: wall(boot_ns), boot_ns, what }
+        });
         events.filter_map(|event| self.render(&event)).collect()
     }
 
@@ -237,7 +251,10 @@ impl Work {
 
     fn take(&mut self, input: Input) {
         match input {
-            Input::Ring(events) => self.ring(events),
+            Input::Ring(events) => {
+                self.counts.waiting.fetch_sub(events.len(), Ordering::Relaxed);
+                self.ring(events);
+            }
             Input::What(at, what) => self.other(at, *what),
             Input::Log(sequence, at, what) => {
                 if let What::Xid(xid) = what.as_ref() {
@@ -300,7 +317,6 @@ impl Work {
             }
             if let Some(key) = exited {
                 self.looks.remove(&key.pid);
-                self.peers_of.remove(&key);
                 if self.state.process(key).is_some() {
                     self.wait_for_end(key);
                 }
@@ -380,7 +396,7 @@ impl Work {
                 self.keep.keep(change);
             }
         }
-        let dropped = self.dropped.load(Ordering::Relaxed);
+        let dropped = self.counts.dropped.load(Ordering::Relaxed);
         if dropped > self.dropped_told {
             let events = dropped - self.dropped_told;
             self.dropped_told = dropped;
@@ -476,6 +492,18 @@ impl Work {
         if self.state.process(key).is_some() && !self.state.is_known(key) && !self.state.has_exited(key) {
             self.facts.ask(key);
         }
+        self.look_at_ancestors(key);
+    }
+
+    /// No event tells of the end of who holds nothing; the kernel's memory has it for a while.
+    fn look_at_ancestors(&mut self, key: Key) {
+        for mut process in self.state.living_ancestors(key) {
+            let exit = self.eyes.lineage().lookup(process.key.into()).and_then(|known| known.exit);
+            if let Some((boot_ns, status)) = exit {
+                process.exit = Some(Ended { boot_ns, status });
+                self.tell(What::Process(Box::new(process)));
+            }
+        }
     }
 
     fn found_nothing(&mut self, tgid: u32) {
@@ -491,18 +519,19 @@ impl Work {
             self.wait_for_end(key);
             return;
         }
-        if lives(&self.config.paths.proc, key) {
-            self.tell(What::Held(Held { key, inherited_from: None, from_snapshot: false, devices: Vec::new() }));
-            return;
-        }
-        // Its exit is on its way through the ring, or was lost: the kernel's memory of it has the same.
+        // Its exit may be on its way through the ring, or was lost: the kernel's memory of it has the same. A zombie that
+        // nobody waits for has ended too.
         if let Some(ancestor) = self.eyes.lineage().lookup(key.into())
             && let Some((at, status)) = ancestor.exit
         {
             let exit = crate::history::event::Exit { key, tid: key.pid, comm: ancestor.comm, status };
             self.tell_at(at, What::Exit(exit));
+            self.wait_for_end(key);
+        } else if lives(&self.config.paths.proc, key) {
+            self.tell(What::Held(Held { key, inherited_from: None, from_snapshot: false, devices: Vec::new() }));
+        } else {
+            self.tell(What::Closed(Subject { key }));
         }
-        self.tell(What::Closed(Subject { key }));
     }
 
     /// Everyone who is known to hold, one by one.
@@ -553,6 +582,7 @@ impl Work {
         let exited = self.state.process(key).and_then(|row| row.exit_ns);
         let watched = self.watched.remove(&key);
         let at = exited.filter(|at| !watched && now.saturating_sub(*at) > NANOS).unwrap_or(now);
+        self.look_at_ancestors(key);
         self.tell_at(at, What::Closed(Subject { key }));
     }
 
@@ -619,9 +649,19 @@ impl Work {
     fn look_at_peers(&mut self, key: Key) {
         let now = boottime_ns();
         let Some(row) = self.state.process(key).cloned() else { return };
-        if self.peers_of.insert(key, now).is_some_and(|before| now.saturating_sub(before) < 10 * NANOS) {
+        let soon = |before: u64, limit: u64| now.saturating_sub(before) < limit;
+        if self.peers_of.get(&key).is_some_and(|before| soon(*before, AGAIN_NS)) {
             return;
         }
+        // Where a whole job is killed, the first of them tells what all were doing.
+        self.peers_of.retain(|_, before| soon(*before, AGAIN_NS));
+        let told = |other: &Key, before: u64| {
+            soon(before, SAME_MOMENT_NS) && self.state.process(*other).is_some_and(|other| is_peer(&row, other))
+        };
+        if self.peers_of.iter().any(|(other, before)| told(other, *before)) {
+            return;
+        }
+        self.peers_of.insert(key, now);
         let peers: Vec<Key> = self
             .state
             .holders()

@@ -40,6 +40,7 @@ mod fence;
 mod hold;
 mod ops;
 pub mod pass;
+mod play;
 pub mod ring;
 mod slots;
 pub mod sys;
@@ -61,12 +62,15 @@ pub fn main() -> ExitCode {
         ["live-mapped", to, comm, ..] => child::live_mapped(sys::fd_argument(to), comm),
         ["pause", from, to, ..] => child::pause(sys::fd_argument(from), sys::fd_argument(to)),
         ["fence"] => fence::hold(),
+        ["play", ..] => play::play(),
         ["ops"] => list(ops::names()),
         ["ops", name, dev] => ops::run(name, dev),
         ["hold"] => list(hold::kinds()),
         ["hold", kind, ref rest @ ..] => hold::run(kind, rest),
         _ => {
-            truth::say(&json!({"error": "usage: gpureap-actor ops [NAME DEV] | hold [KIND DEV [ARGS]] | fence"}));
+            truth::say(
+                &json!({"error": "usage: gpureap-actor ops [NAME DEV] | hold [KIND DEV [ARGS]] | play | fence"}),
+            );
             return ExitCode::from(2);
         }
     }

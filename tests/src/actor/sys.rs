@@ -170,6 +170,13 @@ pub fn stdin_closed_within(ms: i32) -> Option<()> {
     (n == 1).then_some(())
 }
 
+/// Lives until the standard input closes, whatever is written to it for others to read.
+pub fn outlive_stdin() {
+    let mut set = [libc::pollfd { fd: 0, events: 0, revents: 0 }];
+    // SAFETY: the array holds one entry.
+    while unsafe { libc::poll(set.as_mut_ptr(), 1, -1) } != 1 {}
+}
+
 pub fn sleep(ms: u64) {
     std::thread::sleep(Duration::from_millis(ms));
 }
@@ -280,6 +287,26 @@ pub fn signal_default(signal: i32) {
     unsafe { libc::signal(signal, libc::SIG_DFL) };
 }
 
+/// Calls the function, which must do no more than a signal handler may, when the signal comes.
+pub fn handle(signal: i32, handler: extern "C" fn(i32)) {
+    // SAFETY: the handler is a function of the right type that lives as long as the process.
+    unsafe { libc::signal(signal, handler as *const () as libc::sighandler_t) };
+}
+
+/// Sends the signal to the calling thread.
+pub fn raise(signal: i32) {
+    // SAFETY: no memory is passed.
+    must("raise", unsafe { libc::raise(signal) }.into());
+}
+
+/// Makes the kernel send SIGSEGV to the calling thread.
+pub fn fault() {
+    // Whatever the runtime has installed to tell of a stack that is too small is of no interest here.
+    signal_default(libc::SIGSEGV);
+    // SAFETY: it is not safe, and that is what it is for: nothing is ever mapped at this address, so nothing is written.
+    unsafe { std::arch::asm!("mov byte ptr [{at}], 1", at = in(reg) 8_usize) };
+}
+
 /// Blocks the signals and returns the set for [`wait_signal`].
 pub fn block_signals(signals: &[i32]) -> libc::sigset_t {
     // SAFETY: an all-zero set is a valid value that sigemptyset then makes canonical.
@@ -379,6 +406,17 @@ pub fn limit(resource: libc::__rlimit_resource_t, value: u64) {
     must("setrlimit", unsafe { libc::setrlimit(resource, &raw const limit) }.into());
 }
 
+/// Lets this process dump core, as far as it may decide that, or forbids it.
+pub fn dump_core(may: bool) {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: the structure is live in both calls.
+    unsafe {
+        must("getrlimit", libc::getrlimit(libc::RLIMIT_CORE, &raw mut limit).into());
+        limit.rlim_cur = if may { limit.rlim_max } else { 0 };
+        must("setrlimit", libc::setrlimit(libc::RLIMIT_CORE, &raw const limit).into());
+    }
+}
+
 /// Sets the soft limit of open descriptors and returns the old one.
 pub fn soft_limit_files(value: u64) -> u64 {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
@@ -412,6 +450,20 @@ pub fn mknod(path: &Path, device: u64) -> io::Result<()> {
     let path = cstr(path);
     // SAFETY: the path is NUL-terminated and outlives the call.
     check(unsafe { libc::mknod(path.as_ptr(), libc::S_IFCHR | 0o600, device) }.into()).map(drop)
+}
+
+pub fn make_fifo(path: &Path) -> io::Result<()> {
+    let path = cstr(path);
+    // SAFETY: the path is NUL-terminated and outlives the call.
+    check(unsafe { libc::mkfifo(path.as_ptr(), 0o600) }.into()).map(drop)
+}
+
+/// The clock of the kernel's log.
+pub fn monotonic_us() -> i64 {
+    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the structure is live.
+    must("clock_gettime", unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut now) }.into());
+    now.tv_sec * 1_000_000 + now.tv_nsec / 1_000
 }
 
 /// A mapping of one page, by address.

@@ -150,6 +150,12 @@ impl Bench {
             .env("NO_COLOR", "1")
             .env_remove("NOTIFY_SOCKET")
             .stdin(Stdio::null());
+        // Made by tests that play the kernel's log, or the files of the host.
+        for (variable, name) in [("GPUREAP_DEV", "dev"), ("GPUREAP_HOST", "host")] {
+            if self.path(name).exists() {
+                command.env(variable, self.path(name));
+            }
+        }
         command
     }
 

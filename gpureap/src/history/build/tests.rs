@@ -331,6 +331,69 @@ fn p10_a_daemon_that_was_away() {
     let [gap] = report.gaps.as_slice() else { panic!("{:?}", report.gaps) };
     assert_eq!(gap.to, Some(time(60_000)));
     assert!(gap.note.contains("went on counting"), "{}", gap.note);
+
+    // What the ring had kept of the time between is recorded late, and makes the gap no shorter.
+    let mut events = vec![start(0, "b1", "gpu1", false)];
+    events.extend(holds(1_000, 100, 0, &[], 1));
+    events.push(start(60_000, "b1", "gpu1", true));
+    events.extend(ends(59_000, 100, 0));
+    let report = ask(&replay(events));
+    assert_eq!(report.gaps[0].from, time(1_020));
+}
+
+/// The process that a tree begins with is one of its tree, and one without any is alone.
+#[test]
+fn the_root_of_a_tree_is_one_of_it() {
+    let mut events = vec![start(0, "b1", "gpu1", false), ancestor(1, 40, "bash", &["-bash"], 1)];
+    for (pid, parent) in [(100, 40), (101, 100), (200, 40)] {
+        events.extend(holds(1_000, pid, 0, &[], parent));
+    }
+    for pid in [100, 101, 200] {
+        events.extend(ends(5_000, pid, 9));
+    }
+    let report = ask(&replay(events));
+    let mut groups: Vec<(GroupBy, &str, usize)> = report
+        .incidents
+        .iter()
+        .map(|incident| (incident.group.by, incident.group.name.as_str(), incident.processes.len()))
+        .collect();
+    groups.sort_unstable();
+    let (tree, alone) = ("python3 train.py (pid 100)", "python3 train.py (pid 200)");
+    assert_eq!(groups, [(GroupBy::Lineage, tree, 2), (GroupBy::Process, alone, 1)]);
+}
+
+/// A supervisor starts the job again, which dies again: two incidents, and nobody is in none.
+#[test]
+fn the_next_attempt_is_another_incident() {
+    let mut events = vec![start(0, "b1", "gpu1", false), ancestor(1, 50, "torchrun", &["torchrun"], 1)];
+    // Their pids are the nanoseconds of their start here, so the attempts need starts of their own.
+    let attempt = |ms: u64, pids: [u32; 2]| {
+        pids.into_iter().flat_map(move |pid| {
+            let mut life = holds(ms, pid, 0, &[], 50);
+            life.extend(ends(ms + 5_000 + u64::from(pid % 2), pid, 9));
+            for event in &mut life {
+                let key = match &mut event.what {
+                    What::Open(open) => open.key.as_mut().expect("an open has one"),
+                    What::Held(held) => &mut held.key,
+                    What::Process(process) => &mut process.key,
+                    What::Exit(exit) => &mut exit.key,
+                    What::Closed(subject) => &mut subject.key,
+                    _ => unreachable!("not among these"),
+                };
+                key.start_ns = ms * 1_000_000;
+            }
+            life
+        })
+    };
+    events.extend(attempt(1_000, [100, 101]));
+    events.extend(attempt(10_000, [110, 111]));
+    events.sort_by_key(|event| event.boot_ns);
+    let report = ask(&replay(events));
+    assert_eq!(report.incidents.len(), 2, "{:#?}", report.incidents);
+    assert_eq!(parts(&report, 0), [(100, Part::First), (101, Part::Followed)]);
+    assert_eq!(parts(&report, 1), [(110, Part::First), (111, Part::Followed)]);
+    let incidents: Vec<Option<u32>> = report.processes.iter().map(|process| process.incident).collect();
+    assert_eq!(incidents, [Some(1), Some(1), Some(2), Some(2)]);
 }
 
 #[test]

@@ -1,7 +1,7 @@
 use jiff::Timestamp;
 
 use super::*;
-use crate::history::rows::Cause;
+use crate::history::{event::Ended, rows::Cause};
 
 fn key(pid: u32) -> Key {
     Key { pid, start_ns: u64::from(pid) * 10 }
@@ -271,4 +271,41 @@ fn it_forgets_what_is_over() {
     state.apply(&at(5_000, open(9_000, "/dev/nvidia0", 1)));
     state.apply(&at(5_001, held(9_000, &[])));
     assert!(!state.live.contains_key(&key(9_000)));
+}
+
+/// Whoever begins to read in the middle can tell the same story from there on.
+#[test]
+fn a_reader_who_comes_late_learns_what_is_held_and_by_whose_child() {
+    let process = |pid: u32, ancestor: bool| {
+        let parent = (pid == 7).then(|| key(5));
+        What::Process(Box::new(Process {
+            key: key(pid),
+            comm: format!("p{pid}"),
+            parent,
+            ancestor,
+            ..Process::default()
+        }))
+    };
+    let mut state = State::default();
+    for event in
+        [at(1, open(7, "a", 3)), at(2, held(7, &[("a", 2)])), at(3, process(7, false)), at(3, process(5, true))]
+    {
+        state.apply(&event);
+    }
+    let mut late = State::default();
+    let mut kept = Kept::default();
+    for (when, what) in state.preamble() {
+        let event = Event { time: Timestamp::UNIX_EPOCH, boot_ns: when.unwrap_or(9 * NANOS), what };
+        keep(&mut kept, late.apply(&event));
+    }
+    let hold = &kept.holds.values().next().expect("a hold");
+    assert_eq!((hold.origin, hold.opened_ns, hold.fds), (HoldOrigin::Opened, NANOS, 2));
+    assert_eq!(kept.processes[&key(7)].parent, Some(key(5)));
+    assert!(kept.processes[&key(5)].ancestor);
+
+    // The end of an ancestor is told once.
+    let [ancestor] = &late.living_ancestors(key(7))[..] else { panic!("one ancestor") };
+    let ended = Process { exit: Some(Ended { boot_ns: 10 * NANOS, status: 256 }), ..ancestor.clone() };
+    keep(&mut kept, late.apply(&at(11, What::Process(Box::new(ended)))));
+    assert_eq!((late.living_ancestors(key(7)), kept.processes[&key(5)].status), (Vec::new(), Some(256)));
 }

@@ -47,15 +47,22 @@ fn ghost(scene: &Scene) -> Result<Report, Skip> {
     Ok(report.with("dead", json!([dead])).with("lineage", json!([dead, sys::pid()])))
 }
 
-/// `orphans DEV N JOBS`: N workers of JOBS launchers, which opened the device and were killed. Fields `dead`: the
-/// launchers; `groups`: a launcher with its workers each.
+/// `orphans DEV N JOBS [COMM]`: N workers of JOBS launchers, which opened the device and were killed. COMM: what started the
+/// launchers has this name, and they are called `launcher`. Fields `dead`: the launchers; `groups`: a launcher with its workers each.
 fn orphans(scene: &Scene) -> Result<Report, Skip> {
     let (n, jobs): (usize, usize) = (scene.argument(0, "N")?, scene.argument(1, "JOBS")?);
+    let comm = scene.arguments.get(2);
+    if let Some(comm) = comm {
+        sys::set_comm(comm.as_bytes());
+    }
     let mut groups = BTreeMap::new();
     for job in 0..jobs {
         let (hear, tell) = sys::pipe();
         let count = n / jobs + usize::from(job < n % jobs);
         let launcher = Child::fork(|_| {
+            if comm.is_some() {
+                sys::set_comm(b"launcher");
+            }
             scene.open(O_RDWR);
             for _ in 0..count {
                 worker(tell);
