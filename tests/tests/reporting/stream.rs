@@ -63,7 +63,8 @@ impl Follower {
             last = self.events();
             (!is(&last)).then_some(())
         });
-        assert!(outcome.is_ok(), "{what}, in {:#?}", last.iter().map(Value::to_string).collect::<Vec<_>>());
+        let end: Vec<String> = last.iter().rev().take(50).rev().map(Value::to_string).collect();
+        assert!(outcome.is_ok(), "{what}, in {} events, at the end {end:#?}", last.len());
         last
     }
 
@@ -140,8 +141,10 @@ fn a_reader_that_stands_still_stops_nobody() {
     until_held(&bench, &[player.pid()]);
     sys::kill(slow.pid(), libc::SIGSTOP);
     let mut longest = Duration::ZERO;
+    // More than the daemon keeps for a reader, and than a socket takes; not much more for an emulated processor.
+    let times = if std::env::var_os("GPUREAP_TEST_VM").is_some() { 400 } else { 1000 };
     for _ in 0..10 {
-        player.ask(&format!("churn 2000 {DEV}"));
+        player.ask(&format!("churn {times} {DEV}"));
         longest = longest.max(status(&bench));
     }
     assert!(longest < PATIENCE / 20, "{longest:?}");
