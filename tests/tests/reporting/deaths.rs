@@ -10,7 +10,7 @@ use gpureap_tests::harness::{Player, Role, World, finish, sys};
 use serde_json::{Value, json};
 
 use crate::{
-    DEV, nobody_else,
+    DEV, in_vm, nobody_else,
     record::{dead, hold, incident, lineage, report, strings, until, until_held},
     shared,
 };
@@ -202,7 +202,7 @@ fn p3_a_life_of_a_moment_is_in_the_record() {
 
 /// Lets cores be written, where the machine is the test's own.
 fn allow_cores() {
-    if std::env::var_os("GPUREAP_TEST_VM").is_some() {
+    if in_vm() {
         fs::write("/proc/sys/kernel/core_pattern", "/tmp/core").expect("the pattern of cores");
     }
 }
@@ -221,7 +221,7 @@ fn p5_a_segmentation_fault_in_a_thread() {
         player.tell("fault pt_autograd_0");
         let status = player.end();
         assert_eq!(status.signal(), Some(11));
-        if !core || std::env::var_os("GPUREAP_TEST_VM").is_some() {
+        if !core || in_vm() {
             assert_eq!(status.core_dumped(), core);
         }
         let process = dead(&bench, player.pid(), "fault");

@@ -5,7 +5,7 @@ use gpureap_tests::harness::{Device, Pid, Scene, anybody, sys};
 use serde_json::{Value, json};
 
 use crate::{
-    DEV, nobody_else,
+    DEV, in_vm, nobody_else,
     record::{dead, hold, incident, lineage, list, process, report, until, until_held},
     shared,
 };
@@ -45,7 +45,7 @@ fn f8_the_orphans_of_three_jobs_by_the_job_that_started_them() {
     let bench = shared();
     // What starts jobs is no part of any.
     // An emulated processor needs seconds for each report of all of them.
-    let count = if std::env::var_os("GPUREAP_TEST_VM").is_some() { 30 } else { 126 };
+    let count = if in_vm() { 30 } else { 126 };
     let scene = Scene::start("orphans", DEV, &[&count.to_string(), "3", "slurmstepd"]);
     let groups: Vec<(Pid, Vec<Pid>)> = list(&scene.fields, "groups")
         .iter()

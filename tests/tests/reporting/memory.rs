@@ -9,7 +9,7 @@ use gpureap_tests::harness::{Groups, Player, skip};
 use serde_json::{Value, json};
 
 use crate::{
-    DEV,
+    DEV, in_vm,
     record::{died, incident, report, until_held},
     shared,
 };
@@ -85,7 +85,7 @@ fn p2_memory_of_a_cgroup_runs_out() {
 #[test]
 fn p2_memory_of_the_host_runs_out() {
     let test = "P2 global";
-    if std::env::var_os("GPUREAP_TEST_VM").is_none() {
+    if !in_vm() {
         return skip(test, "it would take the memory of this machine, and whatever the kernel chooses with it");
     }
     let bench = shared();
