@@ -63,6 +63,9 @@ fn p4_a_watchdog_that_ends_its_process_because_another_rank_is_stalled() {
 
 #[test]
 fn p9_a_slurm_job_that_is_gone_when_the_report_is_read() {
+    if elsewhere("P9 Slurm") {
+        return;
+    }
     let bench = shared();
     let Some(mut groups) = Groups::new() else { return skip("P9 Slurm", "no cgroup2 hierarchy is mounted") };
     let mut player = Player::start();

@@ -29,10 +29,10 @@ fn in_vm() -> bool {
     std::env::var_os("GPUREAP_TEST_VM").is_some()
 }
 
-/// Whether to leave out, where a processor is emulated, what depends on no kernel.
+/// Whether to leave out, where a processor is emulated, what asks no more of the kernel than others that are run there do.
 fn elsewhere(test: &str) -> bool {
     if in_vm() {
-        skip(test, "is about user space: the machine that we run on is as good, and quicker");
+        skip(test, "the machine that we run on is as good for this, and quicker");
     }
     in_vm()
 }

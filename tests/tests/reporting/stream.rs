@@ -23,6 +23,13 @@ static SCHEMA: LazyLock<Schema> =
     LazyLock::new(|| Schema::new(include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/schema/event-1.json"))));
 const NOBODY: u32 = 65534;
 
+#[track_caller]
+fn check(events: &[Value]) {
+    for event in events {
+        SCHEMA.check(event);
+    }
+}
+
 /// `events --follow --json`, into a file.
 struct Follower {
     child: Child,
@@ -95,7 +102,7 @@ fn a_killed_process_is_told_in_order() {
     player.end();
     let pid = player.pid();
     let events = follower.until("it is closed", |events| !of(events, pid, "closed").is_empty());
-    events.iter().for_each(|event| SCHEMA.check(event));
+    check(&events);
     let first = |kind: &str| {
         let found = events.iter().position(|event| event["pid"] == pid && event["event"] == kind);
         found.unwrap_or_else(|| panic!("{kind} in {events:#?}"))
@@ -115,7 +122,7 @@ fn a_killed_process_is_told_in_order() {
     let written = bench.run(&["events", "--json"]).expect_code(0);
     let written: Vec<Value> =
         written.stdout.lines().map(|line| serde_json::from_str(line).expect("an event")).collect();
-    written.iter().for_each(|event| SCHEMA.check(event));
+    check(&written);
     for kind in ["held", "signal", "exit", "closed"] {
         assert_eq!(of(&written, pid, kind), of(&events, pid, kind), "{kind}");
     }
@@ -168,7 +175,7 @@ fn a_reader_that_stands_still_stops_nobody() {
         (!ended && !lost(&last)).then_some(())
     });
     assert!(outcome.is_ok(), "{} events and no word on what is missing", last.len());
-    last.iter().for_each(|event| SCHEMA.check(event));
+    check(&last);
     assert!(daemon.runs(), "{}", daemon.log());
 }
 
@@ -200,7 +207,7 @@ fn an_ordinary_user_sees_no_environment_of_others() {
     let all: Vec<Pid> = before.iter().chain(&after).map(Player::pid).collect();
     let known = |events: &[Value]| all.iter().all(|pid| !of(events, *pid, "process").is_empty());
     let (by_root, by_user) = (root.until("root knows all", known), user.until("the user knows all", known));
-    by_user.iter().for_each(|event| SCHEMA.check(event));
+    check(&by_user);
     for (position, pid) in all.iter().enumerate() {
         for told in of(&by_root, *pid, "process") {
             assert_eq!(told["env"], json!({"RANK": "7", "SLURM_JOB_ID": "4711"}), "{told:#}");
