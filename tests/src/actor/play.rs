@@ -13,7 +13,7 @@
 //! | `raise NAME SIGNAL` | the thread of this name raises the signal, by number | none |
 //! | `fault NAME` | the thread of this name writes where nothing is | none |
 //! | `exit CODE` | | none |
-//! | `eat` | takes memory and writes to it without end | none |
+//! | `eat` | takes memory without end | none |
 use std::{
     collections::BTreeMap,
     io::{self, BufRead as _},
@@ -82,10 +82,8 @@ fn churn(times: usize, node: &str) {
 }
 
 fn eat() -> ! {
-    const PART: usize = 4 << 20;
     loop {
-        // A value in every page, so that none is only promised.
-        std::mem::forget(vec![7_u8; PART]);
+        sys::take_memory(4 << 20).ok();
     }
 }
 

@@ -476,6 +476,14 @@ pub fn map(fd: Fd, protection: i32, flags: i32, offset: i64) -> io::Result<Page>
     if address == libc::MAP_FAILED { Err(io::Error::last_os_error()) } else { Ok(Page(address as usize)) }
 }
 
+/// Memory that is there and not only promised. It is never given back.
+pub fn take_memory(bytes: usize) -> io::Result<()> {
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_POPULATE;
+    // SAFETY: the kernel chooses the address; nothing refers to the mapping.
+    let address = unsafe { libc::mmap(ptr::null_mut(), bytes, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0) };
+    if address == libc::MAP_FAILED { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
 pub fn unmap(page: Page) {
     // SAFETY: the page came from `map` and nothing refers to it.
     must("munmap", unsafe { libc::munmap(page.0 as *mut _, 4096) }.into());

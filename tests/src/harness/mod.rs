@@ -30,7 +30,7 @@ pub use holder::{Copy, Holder, Wanted};
 pub use log::Log;
 pub use player::{Player, Role};
 pub use proc::{anybody, observe};
-pub use schema::check_schema;
+pub use schema::Schema;
 pub use shared::Shared;
 pub use terminal::Terminal;
 pub use world::World;

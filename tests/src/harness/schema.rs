@@ -15,15 +15,22 @@ fn strict(schema: &mut Value) {
     }
 }
 
-/// Panics with all that is wrong. The text of the schema is compiled into the test.
-#[track_caller]
-pub fn check_schema(schema: &str, values: &[Value]) {
-    let mut schema: Value = serde_json::from_str(schema).expect("a schema is JSON");
-    strict(&mut schema);
-    let validator = jsonschema::options().should_validate_formats(true).build(&schema).expect("a schema");
-    for value in values {
+/// Made once: that takes its time on an emulated processor.
+#[derive(Debug)]
+pub struct Schema(jsonschema::Validator);
+
+impl Schema {
+    pub fn new(text: &str) -> Self {
+        let mut schema: Value = serde_json::from_str(text).expect("a schema is JSON");
+        strict(&mut schema);
+        Self(jsonschema::options().should_validate_formats(true).build(&schema).expect("a schema"))
+    }
+
+    /// Panics with all that is wrong.
+    #[track_caller]
+    pub fn check(&self, value: &Value) {
         let mistakes: Vec<String> =
-            validator.iter_errors(value).map(|error| format!("{}: {error}", error.instance_path())).collect();
+            self.0.iter_errors(value).map(|error| format!("{}: {error}", error.instance_path())).collect();
         assert!(mistakes.is_empty(), "{mistakes:#?} in {value:#}");
     }
 }

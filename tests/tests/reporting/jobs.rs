@@ -5,7 +5,7 @@ use gpureap_tests::harness::{Bench, Daemon, Groups, Player, Role, skip, sys};
 use serde_json::{Value, json};
 
 use crate::{
-    DEV, bench,
+    DEV, bench, elsewhere,
     record::{dead, hold, holds, incident, lineage, list, member, process, report, until, until_held},
     shared,
 };
@@ -63,6 +63,9 @@ fn p4_a_watchdog_that_ends_its_process_because_another_rank_is_stalled() {
 
 #[test]
 fn p9_a_slurm_job_that_is_gone_when_the_report_is_read() {
+    if elsewhere("P9 Slurm") {
+        return;
+    }
     let bench = shared();
     let Some(mut groups) = Groups::new() else { return skip("P9 Slurm", "no cgroup2 hierarchy is mounted") };
     let mut player = Player::start();
@@ -91,6 +94,9 @@ fn container_file(bench: &Bench) {
 
 #[test]
 fn p9_a_container_that_is_gone_when_the_report_is_read() {
+    if elsewhere("P9 container") {
+        return;
+    }
     let bench = bench();
     let Some(mut groups) = Groups::new() else { return skip("P9 container", "no cgroup2 hierarchy is mounted") };
     container_file(&bench);

@@ -5,12 +5,15 @@ use gpureap_tests::harness::{Log, Player, sys};
 use serde_json::{Value, json};
 
 use crate::{
-    DEV, bench,
+    DEV, bench, elsewhere,
     record::{dead, list, until, until_held},
 };
 
 #[test]
 fn p6_an_out_of_memory_line_that_names_a_thread() {
+    if elsewhere("P6") {
+        return;
+    }
     let bench = bench();
     let mut log = Log::of(&bench);
     let _daemon = bench.daemon();
@@ -46,6 +49,9 @@ fn p6_an_out_of_memory_line_that_names_a_thread() {
 
 #[test]
 fn p7_xids_with_and_without_a_process() {
+    if elsewhere("P7") {
+        return;
+    }
     let bench = bench();
     let mut log = Log::of(&bench);
     let _daemon = bench.daemon();

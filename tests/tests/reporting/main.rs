@@ -24,6 +24,19 @@ fn bench() -> Bench {
     Bench::new(&[Device::full()])
 }
 
+/// Whether the machine is a virtual one and the test's own.
+fn in_vm() -> bool {
+    std::env::var_os("GPUREAP_TEST_VM").is_some()
+}
+
+/// Whether to leave out, where a processor is emulated, what asks no more of the kernel than others that are run there do.
+fn elsewhere(test: &str) -> bool {
+    if in_vm() {
+        skip(test, "the machine that we run on is as good for this, and quicker");
+    }
+    in_vm()
+}
+
 /// Whether a test may kill everybody who holds the device; says so if not.
 fn nobody_else(test: &str) -> bool {
     let others = anybody(&Device::full().key());

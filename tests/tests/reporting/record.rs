@@ -1,20 +1,23 @@
 //! Asking for reports until they tell what is waited for.
-use gpureap_tests::harness::{Bench, Output, PATIENCE, Pid, check_schema, settle};
+use std::sync::LazyLock;
+
+use gpureap_tests::harness::{Bench, PATIENCE, Pid, Schema, settle};
 use serde_json::Value;
 
-const SCHEMA: &str = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/schema/report-1.json"));
+static SCHEMA: LazyLock<Schema> =
+    LazyLock::new(|| Schema::new(include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/schema/report-1.json"))));
 
 #[track_caller]
-pub(crate) fn checked(output: Output) -> Value {
-    let report = output.expect_code(0).json();
-    check_schema(SCHEMA, std::slice::from_ref(&report));
-    report
+fn unchecked(bench: &Bench, rest: &[&str]) -> Value {
+    bench.run(&[&["report", "--json"], rest].concat()).expect_code(0).json()
 }
 
 /// `report --json` with more arguments.
 #[track_caller]
 pub(crate) fn report(bench: &Bench, rest: &[&str]) -> Value {
-    checked(bench.run(&[&["report", "--json"], rest].concat()))
+    let report = unchecked(bench, rest);
+    SCHEMA.check(&report);
+    report
 }
 
 /// The report, as soon as it is as it should be: a batch of records is written within a moment, and evidence may come late.
@@ -22,10 +25,11 @@ pub(crate) fn report(bench: &Bench, rest: &[&str]) -> Value {
 pub(crate) fn until(bench: &Bench, rest: &[&str], what: &str, is: impl Fn(&Value) -> bool) -> Value {
     let mut last = Value::Null;
     let outcome = settle(PATIENCE / 4, || {
-        last = report(bench, rest);
+        last = unchecked(bench, rest);
         (!is(&last)).then_some(())
     });
     assert!(outcome.is_ok(), "{what}, in {last:#}");
+    SCHEMA.check(&last);
     last
 }
 

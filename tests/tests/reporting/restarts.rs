@@ -6,7 +6,7 @@ use rusqlite::Connection;
 use serde_json::{Value, json};
 
 use crate::{
-    DEV, bench,
+    DEV, bench, elsewhere,
     record::{dead, hold, holds, incident, lineage, list, member, process, report, until, until_held},
 };
 
@@ -43,6 +43,9 @@ fn make_it_another_boot(bench: &Bench) {
 
 #[test]
 fn p8_the_host_lost_power() {
+    if elsewhere("P8") {
+        return;
+    }
     let bench = bench();
     let config = fs::read_to_string(bench.path("config.toml")).expect("the configuration");
     bench.write_config(&format!("[journal]\nheartbeat = \"1s\"\n\n{config}"));
