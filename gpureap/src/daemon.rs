@@ -48,6 +48,8 @@ use crate::{
 
 /// A CUDA process opens its devices in a burst and maps them in the same second; then it is looked at once.
 const OBSERVE_AFTER: Duration = Duration::from_millis(500);
+/// For the journal to be opened, with a check of it. Then the daemon goes on, and the journal comes later.
+const JOURNAL_PATIENCE: Duration = Duration::from_secs(3);
 /// Records taken from the ring before timers and signals get their turn.
 const DRAIN: usize = 1024;
 
@@ -91,16 +93,24 @@ fn record(config: &Config, tracer: &Tracer, devices: &Devices) -> anyhow::Result
     let limits = Limits { max_age: config.journal.max_age, max_size: config.journal.max_size };
     let boot_id = Host::read(&config.paths.proc).boot_id;
     let path = config.paths.state.join(journal::FILE);
-    let question = Question { boot: Some(BootChoice::Current(boot_id.clone())), ..Question::at(Timestamp::now()) };
-    // One that cannot be read is told of by the writer.
-    let recorded_ns = journal::read(&path, &question)
-        .ok()
-        .and_then(|records| records.first().map(|record| record.boot.last_ns))
-        .unwrap_or(0);
-    let started = Journal::start(&path, limits, &boot_id)?;
+    let recorded_ns = recorded(&path, &boot_id);
+    let started = Journal::start(&path, limits, &boot_id, JOURNAL_PATIENCE)?;
     let Started { journal, holds, processes, notes } = started;
     let begin = Begin { processes, holds, recorded_ns, ..begin };
     Ok((Recorder::start(config, begin, Box::new(KeepJournal::new(journal)))?, notes))
+}
+
+/// How far an earlier daemon of this boot had come, where its pins are gone. A disk that does not answer has told nothing.
+fn recorded(path: &Path, boot_id: &str) -> u64 {
+    let (sender, answer) = std::sync::mpsc::channel();
+    let path = path.to_owned();
+    let question = Question { boot: Some(BootChoice::Current(boot_id.to_owned())), ..Question::at(Timestamp::now()) };
+    let asked = std::thread::Builder::new().name("journal-end".to_owned()).spawn(move || {
+        // One that cannot be read is told of by the writer.
+        let records = journal::read(&path, &question).unwrap_or_default();
+        sender.send(records.first().map_or(0, |record| record.boot.last_ns)).ok();
+    });
+    asked.ok().and_then(|_| answer.recv_timeout(JOURNAL_PATIENCE).ok()).unwrap_or(0)
 }
 
 fn announce(tracer: &Tracer, devices: &Devices) {

@@ -39,7 +39,7 @@ impl Recording {
     pub fn start(config: &Config, tracer: &Tracer, devices: &Devices) -> anyhow::Result<Self> {
         let limits = Limits { max_age: config.journal.max_age, max_size: config.journal.max_size };
         let host = Host::read(&config.paths.proc);
-        let started = Journal::start(&config.paths.state.join(journal::FILE), limits, &host.boot_id)?;
+        let started = Journal::start(&config.paths.state.join(journal::FILE), limits, &host.boot_id, PATIENCE)?;
         let begin = Begin {
             backend: tracer.backend,
             adopted: false,

@@ -137,7 +137,7 @@ mod tests {
         // As an H200 with driver 580.159.04 told it, in two halves, between lines that are none.
         let line = "         python3-462     [003] d..1.    32.744309: nvidia_dev_xid: Xid (PCI:0000:00:06): 31, channel 0x0000000a, MMU Fault";
         write!(write, "# tracer: nop\n{}", &line[..60]).unwrap();
-        write!(write, "{}\n", &line[60..]).unwrap();
+        writeln!(write, "{}", &line[60..]).unwrap();
         let Some(Input::Traced(xid)) = inputs.blocking_recv() else { panic!("no Xid") };
         assert_eq!((xid.bdf.as_str(), xid.xid, xid.pid), ("0000:00:06.0", 31, None));
         drop(stop);
