@@ -422,8 +422,8 @@ fn a_full_or_read_only_disk_stops_nothing_and_is_said() {
     mount_remount(&disk.0, MountFlags::RDONLY, c"").expect("remount");
     let log = daemon.log().len();
     daemon.start_again();
-    wait_for("it is said", || daemon.log()[log..].contains("nothing is recorded for now"));
     let report = holders_are_seen_and_reaped(&bench, "read-only");
+    wait_for("it is said", || daemon.log()[log..].contains("nothing is recorded for now"));
     assert!(report["notes"].to_string().contains("Read-only file system"), "{report:#}");
     mount_remount(&disk.0, MountFlags::empty(), c"").expect("remount");
     let scene = Scene::start("plain", DEV, &[]);

@@ -86,6 +86,10 @@ impl Writer {
             | OpenFlags::SQLITE_OPEN_NOFOLLOW
             | OpenFlags::SQLITE_OPEN_EXRESCODE;
         let mut connection = Connection::open_with_flags(&path, flags).map_err(of)?;
+        // SQLite takes what it gets, and would keep it: once opened for reading alone, no attempt to write would do.
+        if connection.is_readonly("main").map_err(of)? {
+            return Err(Error::Unwritable(format!("{name}: it can only be read")));
+        }
         connection.busy_timeout(BUSY).map_err(of)?;
         let found = schema::check(&connection, &name)?;
         let setup = |connection: &Connection| -> rusqlite::Result<()> {
