@@ -1,5 +1,6 @@
 //! Free GPUs: choose, plan, signal, wait, prove.
 
+mod aside;
 pub mod door;
 pub mod ladder;
 pub mod memory;

@@ -1,15 +1,15 @@
 //! `reaps.ndjson`: every signal, on disk before it is sent.
 
 use std::{
-    fs::{self, File, OpenOptions},
-    io::{self, Write as _},
-    os::unix::fs::OpenOptionsExt as _,
+    io,
     path::{Path, PathBuf},
+    time::Duration,
 };
 
 use serde::Serialize;
 
 use super::{
+    aside,
     ladder::{Act, Ledger},
     report::Scene,
     signaller::Signal,
@@ -17,6 +17,9 @@ use super::{
 use crate::model::ProcKey;
 
 pub const FILE: &str = "reaps.ndjson";
+
+/// For the disk. A reap that waits for a disk that hangs frees nothing.
+const PATIENCE: Duration = Duration::from_secs(1);
 
 #[derive(Serialize)]
 struct Line<'a> {
@@ -42,28 +45,16 @@ pub struct Record {
     path: PathBuf,
     scene: Scene,
     now_ns: fn() -> u64,
-    file: Option<File>,
     complaint: Option<String>,
 }
 
 impl Record {
-    /// The file is opened with the first signal.
+    /// The file is made with the first signal.
     pub fn new(state_dir: &Path, scene: Scene, now_ns: fn() -> u64) -> Self {
-        Self { path: state_dir.join(FILE), scene, now_ns, file: None, complaint: None }
-    }
-
-    fn open(&mut self) {
-        let dir = self.path.parent().unwrap_or(Path::new("/"));
-        let opened = fs::create_dir_all(dir)
-            .and_then(|()| OpenOptions::new().append(true).create(true).mode(0o640).open(&self.path));
-        match opened {
-            Ok(file) => self.file = Some(file),
-            Err(error) => self.complain(&error),
-        }
+        Self { path: state_dir.join(FILE), scene, now_ns, complaint: None }
     }
 
     fn complain(&mut self, error: &io::Error) {
-        self.file = None;
         self.complaint = Some(format!("signals are not recorded in {}: {error}", self.path.display()));
     }
 
@@ -75,10 +66,9 @@ impl Record {
 
 impl Ledger for Record {
     fn before(&mut self, act: Act<'_>, to: &[ProcKey]) {
-        if self.file.is_none() && self.complaint.is_none() {
-            self.open();
+        if self.complaint.is_some() {
+            return;
         }
-        let Some(file) = &mut self.file else { return };
         let now = (self.now_ns)();
         let (signal, cgroup, unit) = match act {
             Act::Signal(signal) => (Some(signal), None, None),
@@ -105,8 +95,7 @@ impl Ledger for Record {
                 text.push(b'\n');
                 Ok::<(), io::Error>(())
             })
-            .and_then(|()| file.write_all(&text))
-            .and_then(|()| file.sync_data());
+            .and_then(|()| aside::append(&self.path, &text, PATIENCE));
         if let Err(error) = written {
             self.complain(&error);
         }
@@ -115,6 +104,13 @@ impl Ledger for Record {
 
 #[cfg(test)]
 mod tests {
+    use std::{
+        fs::{self, File},
+        io::{Read as _, Write as _},
+        os::unix::fs::OpenOptionsExt as _,
+        time::Instant,
+    };
+
     use super::*;
 
     fn scene() -> Scene {
@@ -140,6 +136,31 @@ mod tests {
 
         let mut nowhere = Record::new(&state.join(FILE), scene(), || 0);
         nowhere.before(Act::Signal(Signal::Kill), &[ProcKey::new(8, 80)]);
-        assert!(nowhere.complaint().unwrap().contains("reaps.ndjson"));
+        assert!(nowhere.complaint().unwrap().contains("reaps.ndjson: Not a directory"));
+    }
+
+    #[test]
+    fn a_disk_that_hangs_costs_the_record_and_a_second() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join(FILE);
+        rustix::fs::mkfifoat(rustix::fs::CWD, &path, 0o600.into()).unwrap();
+        // Full, so that who writes waits for a reader who does not read.
+        let mut fifo = File::options().read(true).write(true).custom_flags(libc::O_NONBLOCK).open(&path).unwrap();
+        let mut size = 0;
+        while let Ok(count) = fifo.write(&[b'x'; 4096]) {
+            size += count;
+        }
+        let begun = Instant::now();
+        let mut record = Record::new(dir.path(), scene(), || 0);
+        record.before(Act::Signal(Signal::Term), &[ProcKey::new(7, 70)]);
+        assert!(begun.elapsed() >= PATIENCE);
+        let complaint = record.complaint().unwrap().to_owned();
+        assert!(complaint.ends_with("reaps.ndjson: the disk did not answer within 1 s"), "{complaint}");
+        // It has been tried once.
+        record.before(Act::Signal(Signal::Kill), &[ProcKey::new(7, 70)]);
+        assert_eq!(record.complaint(), Some(complaint.as_str()));
+        let mut all = vec![0; size];
+        fifo.read_exact(&mut all).unwrap();
+        assert!(all.iter().all(|byte| *byte == b'x'));
     }
 }
