@@ -46,6 +46,8 @@ use crate::{
 
 /// A CUDA process opens its devices in a burst and maps them in the same second; then it is looked at once.
 const OBSERVE_AFTER: Duration = Duration::from_millis(500);
+/// For the journal to be opened, with a check of it. Then the daemon goes on, and the journal comes later.
+const JOURNAL_PATIENCE: Duration = Duration::from_secs(3);
 /// Records taken from the ring before timers and signals get their turn.
 const DRAIN: usize = 1024;
 
@@ -87,7 +89,7 @@ fn record(config: &Config, tracer: &Tracer, devices: &Devices) -> anyhow::Result
     }
     let limits = Limits { max_age: config.journal.max_age, max_size: config.journal.max_size };
     let boot_id = Host::read(&config.paths.proc).boot_id;
-    let started = Journal::start(&config.paths.state.join(journal::FILE), limits, &boot_id)?;
+    let started = Journal::start(&config.paths.state.join(journal::FILE), limits, &boot_id, JOURNAL_PATIENCE)?;
     let Started { journal, holds, processes, notes } = started;
     let begin = Begin { processes, holds, ..begin };
     Ok((Recorder::start(config, begin, Box::new(KeepJournal::new(journal)))?, notes))

@@ -99,7 +99,10 @@ impl Book {
                 Change::Process(row) => drop(self.processes.insert(row.key, *row)),
                 Change::Hold(row) => drop(self.holds.insert((row.key, row.node.clone(), row.opened_ns), row)),
                 Change::Event(event) => self.events.push(event),
-                Change::Heartbeat { boot_ns } => self.boot.last_ns = self.boot.last_ns.max(boot_ns),
+                // These are for a journal that misses something.
+                Change::Heartbeat { boot_ns } | Change::Now { boot_ns, processes: _, holds: _ } => {
+                    self.boot.last_ns = self.boot.last_ns.max(boot_ns);
+                }
             }
         }
     }

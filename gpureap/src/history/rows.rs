@@ -214,6 +214,12 @@ pub enum Change {
     Heartbeat {
         boot_ns: u64,
     },
+    /// All that is held, for a journal that may have missed some of it: what else it has as held is held no more.
+    Now {
+        boot_ns: u64,
+        processes: Vec<ProcessRow>,
+        holds: Vec<HoldRow>,
+    },
 }
 
 impl Change {
@@ -221,7 +227,7 @@ impl Change {
     pub fn is_urgent(&self) -> bool {
         use super::event::What;
         match self {
-            Self::Start { .. } | Self::Stop { .. } | Self::Heartbeat { .. } => true,
+            Self::Start { .. } | Self::Stop { .. } | Self::Heartbeat { .. } | Self::Now { .. } => true,
             Self::Process(row) => row.exit_ns.is_some(),
             Self::Hold(row) => row.released_ns.is_some(),
             Self::Event(event) => matches!(

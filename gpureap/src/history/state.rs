@@ -78,14 +78,12 @@ impl State {
         self.live.iter().filter(|(_, life)| !life.holds.is_empty() && !life.closed).map(|(key, _)| *key)
     }
 
-    /// Everything as it is now, for a journal that begins anew.
-    pub fn rows(&self) -> Vec<Change> {
-        let told = self.live.values().filter(|life| life.told);
-        told.flat_map(|life| {
-            let process = std::iter::once(Change::Process(Box::new(life.row.clone())));
-            process.chain(life.holds.values().cloned().map(Change::Hold))
-        })
-        .collect()
+    /// Everything as it is now, for a journal that begins anew or has a gap.
+    pub fn now(&self, boot_ns: u64) -> Change {
+        let told = || self.live.values().filter(|life| life.told);
+        let processes = told().map(|life| life.row.clone()).collect();
+        let holds = told().flat_map(|life| life.holds.values().cloned()).collect();
+        Change::Now { boot_ns, processes, holds }
     }
 
     /// What a reader who comes now has to know: who holds what at this moment.

@@ -4,7 +4,7 @@ use std::{
     path::{Path, PathBuf},
     sync::{
         Arc, Condvar, Mutex, MutexGuard, PoisonError,
-        mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel},
+        mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, TrySendError, channel, sync_channel},
     },
     thread::{self, JoinHandle},
     time::{Duration, Instant},
@@ -60,11 +60,24 @@ pub struct Status {
     pub size_bytes: u64,
     /// Files begun after the first. With each, what is held has to be sent again, or the new file does not have it.
     pub restarts: u64,
+    /// Times that writing worked again after something had been dropped, or that the file was opened only later. With each,
+    /// it is to be told what is held, as it may have more or less.
+    pub gaps: u64,
+}
+
+impl Status {
+    /// Whether anything but the amount is other than it was.
+    pub fn differs(&self, before: &Self) -> bool {
+        let Self { written: _, dropped, errors: _, last_error, size_bytes: _, restarts, gaps } = self;
+        (dropped, last_error, restarts, gaps) != (&before.dropped, &before.last_error, &before.restarts, &before.gaps)
+    }
 }
 
 #[derive(Default)]
 struct State {
     status: Status,
+    /// Nobody waits any more for the file to be opened.
+    late: bool,
     /// Changes that were taken into the queue, and those of them that were written or given up.
     taken: u64,
     settled: u64,
@@ -122,53 +135,46 @@ pub struct Started {
 }
 
 impl Journal {
-    /// Opens the file and starts the thread. If it cannot be opened, the journal begins without one and tries again. That
-    /// something was lost is recorded by the thread itself, after the first [`Change::Start`].
-    pub fn start(path: &Path, limits: Limits, boot_id: &str) -> std::io::Result<Started> {
+    /// Starts the thread, which opens the file, and waits that long for it. If it cannot be opened, the journal begins
+    /// without one and tries again; while a disk does not answer, what is sent waits. That something was lost is recorded by
+    /// the thread itself, after the first [`Change::Start`].
+    pub fn start(path: &Path, limits: Limits, boot_id: &str, patience: Duration) -> std::io::Result<Started> {
         let shared = Arc::new(Shared::default());
-        let (mut holds, mut processes, mut notes) = (Vec::new(), Vec::new(), Vec::new());
-        let mut losses = Vec::new();
-        let opened = Writer::open(path, boot_id).and_then(|opened| match left(&opened.writer) {
-            Ok(left) => Ok((opened, left)),
-            // The newest rows are the damaged ones.
-            Err(Error::Damaged(why)) => {
-                let Opened { writer, loss } = opened;
-                drop(writer);
-                let mut opened = Writer::begin_anew(path, boot_id, &why)?;
-                opened.loss = opened.loss.or(loss);
-                Ok((opened, (Vec::new(), Vec::new())))
-            }
-            Err(error) => Err(error),
-        });
-        let writer = match opened {
-            Ok((Opened { writer, loss }, left)) => {
-                (holds, processes) = left;
-                notes.extend(loss.clone());
-                losses.extend(loss);
-                Some(writer)
-            }
-            Err(error) => {
-                notes.push(format!("nothing is recorded for now: {error}"));
-                shared.fail(&error);
-                None
-            }
-        };
         let (sender, receiver) = sync_channel(QUEUE);
+        let (tell, first) = channel();
         let mut clerk = Clerk {
             path: path.to_owned(),
             boot_id: boot_id.to_owned(),
             limits,
             shared: Arc::clone(&shared),
             receiver,
-            writer,
+            writer: None,
             start: None,
-            losses,
+            losses: Vec::new(),
             tidied: None,
             begun_anew: None,
         };
-        clerk.measure();
-        let thread = thread::Builder::new().name("journal".to_owned()).spawn(move || clerk.run())?;
-        Ok(Started { journal: Self { sender, shared, thread: Some(thread) }, holds, processes, notes })
+        let run = move || {
+            clerk.open(&tell);
+            clerk.run();
+        };
+        let thread = thread::Builder::new().name("journal".to_owned()).spawn(run)?;
+        let journal = Self { sender, shared, thread: Some(thread) };
+        let found = first.recv_timeout(patience).or_else(|_| {
+            // The thread tells under the lock as well, so it knows whether it was heard.
+            let mut state = journal.shared.lock();
+            let found = first.try_recv();
+            state.late = found.is_err();
+            found
+        });
+        let Found { holds, processes, notes } = found.unwrap_or_else(|_| Found {
+            notes: vec![format!(
+                "{} does not open: its disk does not answer, or is slow; the record waits in memory",
+                path.display()
+            )],
+            ..Found::default()
+        });
+        Ok(Started { journal, holds, processes, notes })
     }
 
     /// Hands a change over, or counts it as dropped. Never waits.
@@ -220,6 +226,14 @@ impl Journal {
 
 type Left = (Vec<HoldRow>, Vec<ProcessRow>);
 
+/// By the first opening.
+#[derive(Default)]
+struct Found {
+    holds: Vec<HoldRow>,
+    processes: Vec<ProcessRow>,
+    notes: Vec<String>,
+}
+
 fn left(writer: &Writer) -> Result<Left, Error> {
     Ok((writer.open_holds()?, writer.open_processes()?))
 }
@@ -241,6 +255,43 @@ struct Clerk {
 }
 
 impl Clerk {
+    /// The first opening.
+    fn open(&mut self, tell: &Sender<Found>) {
+        let Self { path, boot_id, .. } = &*self;
+        let opened = Writer::open(path, boot_id).and_then(|opened| match left(&opened.writer) {
+            Ok(left) => Ok((opened, left)),
+            // The newest rows are the damaged ones.
+            Err(Error::Damaged(why)) => {
+                let Opened { writer, loss } = opened;
+                drop(writer);
+                let mut opened = Writer::begin_anew(path, boot_id, &why)?;
+                opened.loss = opened.loss.or(loss);
+                Ok((opened, (Vec::new(), Vec::new())))
+            }
+            Err(error) => Err(error),
+        });
+        let mut found = Found::default();
+        match opened {
+            Ok((Opened { writer, loss }, left)) => {
+                (found.holds, found.processes) = left;
+                found.notes.extend(loss.clone());
+                self.losses.extend(loss);
+                self.writer = Some(writer);
+            }
+            Err(error) => {
+                found.notes.push(format!("nothing is recorded for now: {error}"));
+                self.shared.fail(&error);
+            }
+        }
+        self.measure();
+        let mut state = self.shared.lock();
+        if !state.late {
+            drop(tell.send(found));
+        } else if self.writer.is_some() {
+            state.status.gaps += 1;
+        }
+    }
+
     fn run(&mut self) {
         loop {
             let (batch, go_on) = self.collect();
@@ -325,6 +376,10 @@ impl Clerk {
                 state.unrecorded += count;
             }
         }
+        if !written && batch.iter().any(|change| matches!(change, Change::Start { .. })) {
+            // It is made good when the file is opened again.
+            self.writer = None;
+        }
         if written {
             self.record_losses();
         }
@@ -360,7 +415,9 @@ impl Clerk {
 
     fn reopen(&mut self) -> Result<Writer, Error> {
         let opened = Writer::open(&self.path, &self.boot_id)?;
-        self.begin(opened)
+        let writer = self.begin(opened)?;
+        self.shared.lock().status.gaps += 1;
+        Ok(writer)
     }
 
     fn begin_anew(&mut self, why: &str) -> Result<Writer, Error> {
@@ -401,7 +458,9 @@ impl Clerk {
         match writer.apply(&lost) {
             Ok(()) => {
                 self.losses.clear();
-                self.shared.lock().unrecorded -= unrecorded;
+                let mut state = self.shared.lock();
+                state.unrecorded -= unrecorded;
+                state.status.gaps += u64::from(unrecorded > 0);
             }
             // With the next batch.
             Err(error) => self.shared.fail(&error),

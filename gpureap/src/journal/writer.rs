@@ -306,7 +306,7 @@ fn host_down(offset: i64, last_ns: u64, stopped_ns: Option<u64>) -> (HoldEnd, De
 fn told(change: &Change) -> u64 {
     match change {
         Change::Start { boot, run, devices: _ } => boot.last_ns.max(run.begin_ns),
-        Change::Stop { boot_ns } | Change::Heartbeat { boot_ns } => *boot_ns,
+        Change::Stop { boot_ns } | Change::Heartbeat { boot_ns } | Change::Now { boot_ns, .. } => *boot_ns,
         Change::Process(row) => row.exit_ns.unwrap_or(0),
         Change::Hold(row) => row.released_ns.unwrap_or(row.opened_ns),
         Change::Event(event) => event.boot_ns,
@@ -335,7 +335,25 @@ fn put(transaction: &Transaction<'_>, boot: i64, now_ns: u64, change: &Change) -
         Change::Hold(row) => put_hold(transaction, boot, now_ns, row),
         Change::Event(event) => put_event(transaction, boot, event),
         Change::Heartbeat { boot_ns } => put_heartbeat(transaction, boot, *boot_ns),
+        Change::Now { boot_ns, processes, holds } => put_now(transaction, boot, *boot_ns, processes, holds),
     }
+}
+
+/// Who has ended is not said: a process that holds nothing may live, and the next daemon finds out.
+fn put_now(
+    transaction: &Transaction<'_>,
+    boot: i64,
+    boot_ns: u64,
+    processes: &[ProcessRow],
+    holds: &[HoldRow],
+) -> rusqlite::Result<()> {
+    // What is held comes after this and opens its own again.
+    transaction.execute(
+        "UPDATE holds SET released_ns = max(opened_ns, ?2), ended = ?3 WHERE boot = ?1 AND released_ns IS NULL",
+        params![boot, ns(boot_ns), word(&HoldEnd::Unseen)],
+    )?;
+    processes.iter().try_for_each(|row| put_process(transaction, boot, boot_ns, row))?;
+    holds.iter().try_for_each(|row| put_hold(transaction, boot, boot_ns, row))
 }
 
 fn put_start(

@@ -28,7 +28,7 @@ use crate::{
         event::{Event, Lost, What},
         rows::{Change, HoldRow, Key, ProcessRow},
     },
-    journal::Journal,
+    journal::{Journal, Status},
     model::Backend,
 };
 
@@ -42,9 +42,9 @@ const FOLLOWED: usize = 4096;
 /// Where rows go. Never blocks.
 pub trait Keep: Send {
     fn keep(&mut self, change: Change);
-    /// Rises when all that was kept is gone and has to be sent again as far as it is of now.
-    fn restarts(&self) -> u64 {
-        0
+    /// With restarts and gaps, all that is held has to be sent again.
+    fn status(&self) -> Status {
+        Status::default()
     }
 }
 
@@ -64,8 +64,8 @@ impl Keep for KeepJournal {
         }
     }
 
-    fn restarts(&self) -> u64 {
-        self.0.as_ref().map_or(0, |journal| journal.status().restarts)
+    fn status(&self) -> Status {
+        self.0.as_ref().map(Journal::status).unwrap_or_default()
     }
 }
 

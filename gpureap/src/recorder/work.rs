@@ -31,6 +31,7 @@ use crate::{
         state::State,
     },
     host::Host,
+    journal::Status,
     model::{Backend, Eyes as _, Holder, ProcKey},
     process::{facts, pidfd, stat},
 };
@@ -41,6 +42,8 @@ const LOOKS: [Duration; 4] =
     [Duration::from_millis(20), Duration::from_millis(500), Duration::from_secs(3), Duration::from_secs(15)];
 /// Looks in one turn: between two the channel is emptied.
 const LOOKS_A_TURN: usize = 32;
+/// Inputs in a row before looks that are due get their turn.
+const INPUTS_A_TURN: u64 = 64;
 /// With the gate no event tells of a close.
 const GATE_PERIOD: Duration = Duration::from_secs(5);
 /// Time between two checks of files and of facts that do not come.
@@ -77,7 +80,8 @@ pub(super) struct Work {
     peers_of: BTreeMap<Key, u64>,
     adopted: bool,
     /// As of the last look at it.
-    restarts: u64,
+    kept: Status,
+    journal_fails: bool,
 }
 
 impl Work {
@@ -101,6 +105,9 @@ impl Work {
             backend,
             host,
             state: State::resume(processes, holds),
+            kept: Status::default(),
+            // Said at the start.
+            journal_fails: keep.status().last_error.is_some(),
             keep,
             told,
             dropped,
@@ -115,7 +122,6 @@ impl Work {
             memory: memory::Shared::default(),
             peers_of: BTreeMap::new(),
             adopted,
-            restarts: 0,
             config,
         })
     }
@@ -131,19 +137,27 @@ impl Work {
             all.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
             let mut heartbeat = tokio::time::interval(self.config.journal.heartbeat);
             heartbeat.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+            let mut taken: u64 = 0;
             loop {
                 let next = self.looks.values().map(|(at, _)| *at).min();
                 tokio::select! {
                     biased;
-                    input = inputs.recv() => match input {
-                        None | Some(Input::Stop) => break,
-                        Some(input) => self.take(input),
-                    },
-                    () = sleep_until(next.unwrap_or_else(Instant::now)), if next.is_some() => self.look_at_some(),
+                    // First what comes seldom: there may always be another record.
                     _ = heartbeat.tick() => self.heartbeat(),
                     _ = all.tick(), if self.state.holders().next().is_some() => self.look_at_holders(),
                     // Nothing happens on a host where nothing is held.
                     _ = tick.tick(), if self.is_busy() => self.tick(),
+                    input = inputs.recv() => match input {
+                        None | Some(Input::Stop) => break,
+                        Some(input) => {
+                            self.take(input);
+                            taken += 1;
+                            if taken.is_multiple_of(INPUTS_A_TURN) {
+                                self.look_at_some();
+                            }
+                        }
+                    },
+                    () = sleep_until(next.unwrap_or_else(Instant::now)), if next.is_some() => self.look_at_some(),
                 }
             }
             self.tell(What::Stop);
@@ -155,6 +169,7 @@ impl Work {
         self.state.keys().next().is_some()
             || !self.closing.is_empty()
             || self.dropped.load(Ordering::Relaxed) != self.dropped_told
+            || self.keep.status().differs(&self.kept)
     }
 
     fn begin(&mut self) {
@@ -322,16 +337,7 @@ impl Work {
     fn tick(&mut self) {
         self.facts.check();
         self.take_reaps();
-        let restarts = self.keep.restarts();
-        if restarts != self.restarts {
-            self.restarts = restarts;
-            let event =
-                Event { time: wall(boottime_ns()), boot_ns: boottime_ns(), what: What::Start(self.start(true)) };
-            let begin = self.state.apply(&event);
-            for change in begin.into_iter().chain(self.state.rows()) {
-                self.keep.keep(change);
-            }
-        }
+        self.look_at_journal();
         let dropped = self.dropped.load(Ordering::Relaxed);
         if dropped > self.dropped_told {
             let events = dropped - self.dropped_told;
@@ -340,6 +346,35 @@ impl Work {
             self.tell(What::Lost(Lost { events, at: "recorder".to_owned(), note }));
             self.look_at_all();
         }
+    }
+
+    /// Whether it lacks something, and whether it can be written.
+    fn look_at_journal(&mut self) {
+        let status = self.keep.status();
+        let before = std::mem::replace(&mut self.kept, status);
+        let Status { restarts, gaps, .. } = &self.kept;
+        if *restarts != before.restarts || *gaps != before.gaps {
+            let (boot_ns, is_new) = (boottime_ns(), *restarts != before.restarts);
+            if *gaps != before.gaps {
+                tracing::warn!("the journal can be written; it is told anew what is held");
+            }
+            if is_new {
+                let event = Event { time: wall(boot_ns), boot_ns, what: What::Start(self.start(true)) };
+                for change in self.state.apply(&event) {
+                    self.keep.keep(change);
+                }
+            }
+            self.keep.keep(self.state.now(boot_ns));
+            // What fails from here on is news.
+            self.journal_fails = false;
+            return;
+        }
+        let fails = self.kept.last_error.is_some() || self.kept.dropped != before.dropped;
+        if fails && !std::mem::replace(&mut self.journal_fails, fails) {
+            let why = self.kept.last_error.as_deref().unwrap_or("its disk is too slow");
+            tracing::warn!("the journal cannot be written: {why}");
+        }
+        self.journal_fails = fails;
     }
 
     fn heartbeat(&mut self) {

@@ -13,7 +13,7 @@ const LIMITS: Limits = Limits { max_age: Duration::from_hours(365 * 24), max_siz
 const LONG: Duration = Duration::from_mins(1);
 
 fn begin(path: &Path) -> Started {
-    Journal::start(path, LIMITS, "b1").unwrap()
+    Journal::start(path, LIMITS, "b1", LONG).unwrap()
 }
 
 fn until(what: &str, done: impl Fn() -> bool) {
@@ -100,6 +100,7 @@ fn a_lock_that_somebody_else_has_blocks_nobody_who_sends() {
     let status = journal.status();
     assert_eq!(status.written + status.dropped, 20_001, "{status:?}");
     assert_eq!(status.last_error, None);
+    assert!(status.gaps > 0, "{status:?}");
     assert!(journal.stop(LONG));
     assert_eq!(said_to_be_lost(&place.path()), status.dropped);
     assert_eq!(
@@ -110,6 +111,33 @@ fn a_lock_that_somebody_else_has_blocks_nobody_who_sends() {
             + 1,
         status.written
     );
+}
+
+#[test]
+fn a_file_that_opens_late_gets_all_and_what_is_not_held_any_more_ends() {
+    let place = Scene::new();
+    let Started { journal, .. } = begin(&place.path());
+    let both = [7, 8].map(|pid| Change::Hold(hold(pid, GPU0, SECOND, None)));
+    [start("b1", SECOND)].into_iter().chain(both).for_each(|change| journal.send(change));
+    assert!(journal.stop(LONG));
+    let raw = place.raw();
+    raw.execute_batch("BEGIN EXCLUSIVE").unwrap();
+    let Started { journal, holds, processes, notes } =
+        Journal::start(&place.path(), LIMITS, "b1", Duration::from_millis(10)).unwrap();
+    assert!(holds.is_empty() && processes.is_empty());
+    assert!(notes.len() == 1 && notes[0].contains("its disk does not answer"), "{notes:?}");
+    journal.send(start("b1", 5 * SECOND));
+    raw.execute_batch("COMMIT").unwrap();
+    until("it is opened", || journal.status().gaps == 1 && journal.status().written == 1);
+    journal.send(Change::Now { boot_ns: 9 * SECOND, processes: vec![], holds: vec![hold(8, GPU0, SECOND, None)] });
+    assert!(journal.flush(LONG));
+    assert_eq!(journal.status().dropped, 0);
+    assert!(journal.stop(LONG));
+    let record = &place.all()[0];
+    assert_eq!(record.runs.len(), 2);
+    let ended = |pid| record.holds.iter().find(|hold| hold.key.pid == pid).map(|hold| (hold.released_ns, hold.ended));
+    assert_eq!(ended(7), Some((Some(9 * SECOND), Some(HoldEnd::Unseen))));
+    assert_eq!(ended(8), Some((None, None)));
 }
 
 #[test]
