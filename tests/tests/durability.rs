@@ -376,7 +376,7 @@ fn a_damaged_journal_stops_nothing_and_is_said() {
 #[test]
 fn a_full_or_read_only_disk_stops_nothing_and_is_said() {
     let Some(bench) = bench("full disk") else { return };
-    let disk = Mounted::tmpfs(&bench, "size=1m,mode=0755");
+    let disk = Mounted::tmpfs(&bench, "size=16m,mode=0755");
     let fill = || {
         let path = bench.path("state/filler");
         let mut file = fs::File::options().create(true).append(true).open(path).expect("a file");
