@@ -92,10 +92,12 @@ fn p7_xids_with_and_without_a_process() {
     let pids: Vec<&Value> = list(&found, "xids").iter().map(|xid| &xid["pid"]).collect();
     assert_eq!(pids[..2], [&json!(living.pid()), &json!(killed.pid())]);
     assert!(pids[2..].iter().all(|pid| pid.is_null()), "{pids:?}");
-    // Each is an incident where no death goes with it.
+    // The one that names the dead process goes with its death; each of the others is an incident.
     let incidents: Vec<&Value> =
         list(&found, "incidents").iter().filter(|incident| incident["cause"] == "xid").collect();
-    assert_eq!(incidents.len(), lines.len(), "{incidents:#?}");
+    assert_eq!(incidents.len(), lines.len() - 1, "{incidents:#?}");
+    let kill = list(&found, "incidents").iter().find(|incident| incident["cause"] == "killed-by");
+    assert_eq!(kill.map(|kill| &kill["xids"]), Some(&json!([1])), "{found:#}");
     let title = incidents.iter().map(|incident| incident["title"].as_str().unwrap_or_default());
     let title: Vec<&str> = title.filter(|title| title.starts_with("Xid 79 on 0000:d8:00.0")).collect();
     assert!(matches!(title[..], [title] if title.ends_with("the GPU has fallen off the bus (hardware)")), "{title:?}");
