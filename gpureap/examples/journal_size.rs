@@ -1,11 +1,13 @@
 //! How large a journal gets and how long a question takes: fills one with 30 days of a busy host in a temporary directory
-//! and prints bytes and milliseconds as JSON. The first argument is the number of holds.
+//! and prints bytes and milliseconds as JSON. The first argument is the number of holds. The command `gpureap report` is
+//! measured too if it was built beside this: `cargo build --release --bins --examples`.
 
 #![expect(clippy::print_stdout, reason = "the result")]
 
 use std::{
     env,
     path::Path,
+    process::{Command, Stdio},
     time::{Duration, Instant},
 };
 
@@ -92,6 +94,7 @@ fn measure(path: &Path, holds: u64, with_events: bool) -> anyhow::Result<serde_j
     let middle = end - hour * 24 * 15;
     let middle_hour = ask(&Question { since: Some(middle), until: Some(middle + hour), ..Question::default() })?;
     let at = ask(&Question::at(middle))?;
+    let command = command(path, end - hour, end)?;
     let opening = Instant::now();
     drop(writer);
     let mut writer = Writer::open(path, "b1")?.writer;
@@ -117,9 +120,33 @@ fn measure(path: &Path, holds: u64, with_events: bool) -> anyhow::Result<serde_j
         "last_hour": last_hour,
         "hour_15_days_ago": middle_hour,
         "instant_15_days_ago": at,
+        "report_of_last_hour": command,
         "open_ms": ms(opened),
         "retention": { "steps": steps, "longest_ms": ms(longest), "bytes_after": writer.size() },
     }))
+}
+
+/// The whole command for an hour, from its start to its end.
+fn command(path: &Path, since: Timestamp, until: Timestamp) -> anyhow::Result<serde_json::Value> {
+    let own = env::current_exe()?;
+    let program = own.parent().and_then(Path::parent).map(|dir| dir.join("gpureap")).filter(|program| program.exists());
+    let Some(program) = program else { return Ok(serde_json::Value::Null) };
+    let mut times: Vec<Duration> = Vec::new();
+    let mut bytes = 0;
+    for _ in 0..20 {
+        let started = Instant::now();
+        let output = Command::new(&program)
+            .args(["report", "--json", "--since", &since.to_string(), "--until", &until.to_string(), "--journal"])
+            .arg(path)
+            .stderr(Stdio::inherit())
+            .output()?;
+        times.push(started.elapsed());
+        anyhow::ensure!(output.status.success(), "{}: {}", program.display(), output.status);
+        bytes = output.stdout.len();
+    }
+    times.sort();
+    let (median, most) = (ms(times[times.len() / 2]), ms(times[times.len() - 1]));
+    Ok(json!({ "runs": times.len(), "bytes": bytes, "median_ms": median, "most_ms": most }))
 }
 
 fn ms(time: Duration) -> f64 {

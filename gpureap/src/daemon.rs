@@ -38,6 +38,7 @@ use crate::{
     error::Failure,
     exit_code::Exit,
     fence::watch::FenceWatch,
+    footprint,
     gpu::devices::{self, Devices},
     history::event::{self, What},
     host::Host,
@@ -59,6 +60,7 @@ pub fn run(args: &DaemonArgs, config: &Config) -> anyhow::Result<Exit> {
             Failure::not_permitted("the daemon needs root: it attaches kernel programs and pins their maps").into()
         );
     }
+    footprint::one_heap();
     let _lock = Lock::take(&config.paths.run)?;
     let devices = devices::discover(&config.paths, &config.devices)?;
     let mut tracer = Tracer::start(config, &devices)?;
@@ -221,6 +223,7 @@ impl Daemon<'_> {
         self.note(&unread);
         self.recorder.look();
 
+        footprint::forget_the_start();
         notify(&[NotifyState::Ready, NotifyState::Status(&self.status())]);
         loop {
             tokio::select! {

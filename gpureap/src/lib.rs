@@ -16,6 +16,7 @@ pub mod error;
 pub mod exit_code;
 pub mod eyes;
 pub mod fence;
+pub mod footprint;
 pub mod gpu;
 pub mod history;
 pub mod holders;

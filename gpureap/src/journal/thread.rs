@@ -153,6 +153,7 @@ impl Journal {
             losses: Vec::new(),
             tidied: None,
             begun_anew: None,
+            gap: false,
         };
         let run = move || {
             clerk.open(&tell);
@@ -252,6 +253,8 @@ struct Clerk {
     losses: Vec<String>,
     tidied: Option<Instant>,
     begun_anew: Option<Instant>,
+    /// Something may be missing, and nothing was written since.
+    gap: bool,
 }
 
 impl Clerk {
@@ -284,11 +287,11 @@ impl Clerk {
             }
         }
         self.measure();
-        let mut state = self.shared.lock();
+        let state = self.shared.lock();
         if !state.late {
             drop(tell.send(found));
         } else if self.writer.is_some() {
-            state.status.gaps += 1;
+            self.gap = true;
         }
     }
 
@@ -371,6 +374,7 @@ impl Clerk {
             if written {
                 state.status.written += count;
                 state.status.last_error = None;
+                state.status.gaps += u64::from(std::mem::take(&mut self.gap));
             } else {
                 state.status.dropped += count;
                 state.unrecorded += count;
@@ -416,7 +420,7 @@ impl Clerk {
     fn reopen(&mut self) -> Result<Writer, Error> {
         let opened = Writer::open(&self.path, &self.boot_id)?;
         let writer = self.begin(opened)?;
-        self.shared.lock().status.gaps += 1;
+        self.gap = true;
         Ok(writer)
     }
 

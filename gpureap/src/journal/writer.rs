@@ -36,8 +36,8 @@ const HEARTBEATS: u32 = 8;
 /// The log is cut to this size when it is empty.
 const LOG_SIZE: u32 = 16 << 20;
 
-/// Pages (of 4 KiB) in memory.
-const CACHE_KIB: i32 = 2048;
+/// Pages in memory: what a batch touches.
+const CACHE_KIB: i32 = 512;
 
 pub struct Writer {
     pub(super) connection: Connection,

@@ -51,6 +51,8 @@ const INPUTS_A_TURN: u64 = 64;
 const GATE_PERIOD: Duration = Duration::from_secs(5);
 /// Time between two checks of files and of facts that do not come.
 const TICK: Duration = Duration::from_secs(1);
+/// Between two times that the journal is told all that is held.
+const TELL_APART: Duration = Duration::from_secs(10);
 /// Processes of a job that are looked at when one of them is about to die.
 const PEERS: usize = 128;
 /// Time after which another signal is another reason to look at them, and within which the deaths of a job are one.
@@ -101,6 +103,8 @@ pub(super) struct Work {
     /// As of the last look at it.
     kept: Status,
     journal_fails: bool,
+    /// When the journal was last told all that is held.
+    told_at: Option<Instant>,
 }
 
 impl Work {
@@ -125,6 +129,7 @@ impl Work {
             host,
             state: State::resume(processes, holds),
             kept: Status::default(),
+            told_at: None,
             // Said at the start.
             journal_fails: keep.status().last_error.is_some(),
             keep,
@@ -415,7 +420,11 @@ impl Work {
 
     /// Whether it lacks something, and whether it can be written.
     fn look_at_journal(&mut self) {
-        let status = self.keep.status();
+        let mut status = self.keep.status();
+        if self.told_at.is_some_and(|at| at.elapsed() < TELL_APART) {
+            // Later: a disk that is nearly full fails again and again.
+            status.gaps = self.kept.gaps;
+        }
         let before = std::mem::replace(&mut self.kept, status);
         let Status { restarts, gaps, .. } = &self.kept;
         if *restarts != before.restarts || *gaps != before.gaps {
@@ -430,6 +439,7 @@ impl Work {
                 }
             }
             self.keep.keep(self.state.now(boot_ns));
+            self.told_at = Some(Instant::now());
             // What fails from here on is news.
             self.journal_fails = false;
             return;
