@@ -242,18 +242,16 @@ impl State {
 
     /// Lets go of whom no evidence is waited for any more.
     fn settle(&mut self, now: u64) {
-        let live = &mut self.live;
-        let mut excess = self.closed.len().saturating_sub(CLOSED);
-        self.closed.retain(|key| {
+        while let Some(key) = self.closed.front().copied() {
             let old = |at: u64| now.saturating_sub(at) > SETTLE_NS;
-            let waits = live.get(key).is_some_and(|life| !life.known || !life.row.exit_ns.is_none_or(old));
-            let stays = waits && excess == 0;
-            if !stays {
-                excess = excess.saturating_sub(1);
-                live.remove(key);
+            let waits = self.live.get(&key).is_some_and(|life| !life.known || !life.row.exit_ns.is_none_or(old));
+            // Who closed later has waited less.
+            if waits && self.closed.len() <= CLOSED {
+                break;
             }
-            stays
-        });
+            self.live.remove(&key);
+            self.closed.pop_front();
+        }
         self.victims.retain(|_, (at, _)| now.saturating_sub(*at) <= SETTLE_NS);
     }
 

@@ -4,7 +4,7 @@
 use std::{
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicU32, Ordering},
+        atomic::{AtomicBool, Ordering},
     },
     thread,
     time::Duration,
@@ -25,20 +25,12 @@ use crate::{
 /// How long a child may take to end.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// What the thread and the recorder know of each other.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Shared {
-    /// Whether anybody holds anything: an idle GPU is left alone.
-    pub(super) held: Arc<AtomicBool>,
-    /// The child that asks at this moment, which opens the devices itself; 0: none.
-    pub(super) child: Arc<AtomicU32>,
-}
-
+/// `held`: whether anybody holds anything, for an idle GPU is left alone.
 pub(super) fn sample(
     config: &config::Config,
     period: Duration,
     devices: Devices,
-    shared: Shared,
+    held: Arc<AtomicBool>,
     out: mpsc::WeakSender<Input>,
 ) -> std::io::Result<()> {
     let nvml = config.nvml.clone();
@@ -46,10 +38,10 @@ pub(super) fn sample(
         let mut told = None;
         loop {
             thread::sleep(period);
-            if !shared.held.load(Ordering::Relaxed) {
+            if !held.load(Ordering::Relaxed) {
                 continue;
             }
-            match ask(&nvml, &shared) {
+            match ask(&nvml) {
                 Ok(snapshot) => {
                     told = None;
                     for memory in events(&snapshot, &devices) {
@@ -74,9 +66,8 @@ pub(super) fn sample(
     Ok(())
 }
 
-fn ask(nvml: &config::Nvml, shared: &Shared) -> Result<Snapshot, NvmlTrouble> {
+fn ask(nvml: &config::Nvml) -> Result<Snapshot, NvmlTrouble> {
     let mut child = NvmlChild::spawn(nvml)?;
-    shared.child.store(child.pid(), Ordering::Relaxed);
     let answer = child.ask(nvml.timeout);
     child.close(PATIENCE);
     answer

@@ -6,7 +6,7 @@ use std::{
     path::Path,
     sync::{
         Arc,
-        atomic::{AtomicU64, AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
     },
     time::Duration,
 };
@@ -35,7 +35,7 @@ use crate::{
     },
     host::Host,
     journal::Status,
-    model::{Backend, Eyes as _, Holder, ProcKey},
+    model::{Ancestor, Backend, Eyes as _, Holder, ProcKey},
     process::{facts, pidfd, stat},
 };
 
@@ -91,7 +91,8 @@ pub(super) struct Work {
     watched: BTreeSet<Key>,
     /// gpureap's own processes that open devices: they ask NVML, and are nobody's job.
     own: BTreeSet<Key>,
-    memory: memory::Shared,
+    /// For who samples memory: whether anybody holds anything.
+    held: Arc<AtomicBool>,
     /// Peers were looked at for this death.
     peers_of: BTreeMap<Key, u64>,
     adopted: bool,
@@ -143,7 +144,7 @@ impl Work {
             closing: BTreeSet::new(),
             watched: BTreeSet::new(),
             own: BTreeSet::new(),
-            memory: memory::Shared::default(),
+            held: Arc::default(),
             peers_of: BTreeMap::new(),
             adopted,
             recorded_ns,
@@ -207,8 +208,8 @@ impl Work {
         self.take_reaps();
         self.trace_xids();
         if let Some(period) = self.config.journal.memory_period {
-            let (devices, shared) = (self.devices.clone(), self.memory.clone());
-            if let Err(error) = memory::sample(&self.config, period, devices, shared, self.inputs.clone()) {
+            let (devices, held) = (self.devices.clone(), Arc::clone(&self.held));
+            if let Err(error) = memory::sample(&self.config, period, devices, held, self.inputs.clone()) {
                 tracing::warn!("no samples of device memory: {error}");
             }
         }
@@ -364,20 +365,26 @@ impl Work {
         }
         // The child is started as /proc/self/exe, from which it has its name.
         let may_be = comm.is_some_and(|comm| comm.starts_with(b"exe\0") || comm.starts_with(b"gpureap"));
-        let is = key.pid == self.memory.child.load(Ordering::Relaxed) || may_be && self.asks_nvml(key.pid);
+        let is = may_be && self.asks_nvml(key);
         if is {
             self.own.insert(key);
         }
         is
     }
 
-    /// The arguments of a program that is not this one are not read here: that may wait for its memory lock.
-    fn asks_nvml(&self, pid: u32) -> bool {
-        let word = || {
-            let cmdline = std::fs::read(self.config.paths.proc.join(pid.to_string()).join("cmdline")).ok()?;
-            Some(cmdline.split(|byte| *byte == 0).nth(1)? == nvml::child::WORD.as_bytes())
-        };
-        self.is_this_program(pid) && word().unwrap_or(false)
+    fn asks_nvml(&self, key: Key) -> bool {
+        let is_word = |argument: Option<&[u8]>| argument == Some(nvml::child::WORD.as_bytes());
+        // One that asks for this process may have ended already.
+        let known = self.eyes.lineage().lookup(key.into());
+        if let Some(Ancestor { parent: Some(parent), argv, .. }) = known
+            && parent.tgid == std::process::id()
+            && is_word(argv.get(1).map(String::as_bytes))
+        {
+            return true;
+        }
+        // The arguments of a program that is not this one are not read here: that may wait for its memory lock.
+        let cmdline = || std::fs::read(self.config.paths.proc.join(key.pid.to_string()).join("cmdline"));
+        self.is_this_program(key.pid) && cmdline().is_ok_and(|cmdline| is_word(cmdline.split(|byte| *byte == 0).nth(1)))
     }
 
     fn is_this_program(&self, pid: u32) -> bool {
@@ -454,7 +461,7 @@ impl Work {
 
     fn heartbeat(&mut self) {
         let held = self.state.holders().next().is_some();
-        self.memory.held.store(held, Ordering::Relaxed);
+        self.held.store(held, Ordering::Relaxed);
         if held {
             self.keep.keep(Change::Heartbeat { boot_ns: boottime_ns() });
         }
