@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use jiff::Timestamp;
 use rustix::time::{ClockId, Timespec, clock_gettime};
 
 pub const NANOS: u64 = 1_000_000_000;
@@ -17,6 +18,16 @@ fn ns(time: Timespec) -> i64 {
 
 pub fn boottime_ns() -> u64 {
     ns(clock_gettime(ClockId::Boottime)).max(0) as u64
+}
+
+/// Wall-clock time of a boottime, by the offset between the two.
+pub fn wall(wall_offset_ns: i64, boot_ns: u64) -> Timestamp {
+    Timestamp::from_nanosecond(i128::from(boot_ns) + i128::from(wall_offset_ns)).unwrap_or(Timestamp::MAX)
+}
+
+/// Boottime minus `CLOCK_MONOTONIC`, by which the kernel's log goes: the time asleep.
+pub fn asleep_ns() -> i64 {
+    ns(clock_gettime(ClockId::Boottime)) - ns(clock_gettime(ClockId::Monotonic))
 }
 
 /// Wall clock minus boottime, now. It moves when the wall clock is set. Of several readings the one that took least time

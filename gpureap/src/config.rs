@@ -20,6 +20,7 @@ use serde::{
 use crate::{
     classify::{Rule, Rules},
     error::Failure,
+    journal,
     model::Backend,
 };
 
@@ -51,6 +52,11 @@ impl Default for Paths {
 }
 
 impl Paths {
+    /// The flight recorder's file.
+    pub fn journal(&self) -> PathBuf {
+        self.state.join(journal::FILE)
+    }
+
     /// The defaults, overridden by what `env` knows. An empty variable counts as unset.
     pub fn from_env(env: impl Fn(&str) -> Option<OsString>) -> Self {
         let path = |name, default: &str| {

@@ -12,7 +12,6 @@ use std::{
 
 use aya::maps::{MapData, RingBuf};
 use gpureap_common::counter;
-use jiff::Timestamp;
 use rustix::fs::{FlockOperation, flock};
 use sd_notify::NotifyState;
 use tokio::{
@@ -41,10 +40,8 @@ use crate::{
     footprint,
     gpu::devices::{self, Devices},
     history::event::{self, What},
-    host::Host,
-    journal::{self, BootChoice, Journal, Limits, Question, Started},
     model::Backend,
-    recorder::{Begin, KeepJournal, KeepNothing, Recorder},
+    recorder::{Begin, KeepNothing, Recorder},
 };
 
 /// A CUDA process opens its devices in a burst and maps them in the same second; then it is looked at once.
@@ -79,40 +76,13 @@ pub fn run(args: &DaemonArgs, config: &Config) -> anyhow::Result<Exit> {
     runtime.block_on(Daemon { config, tracer, devices, to_observe: BTreeSet::new(), lost, fence, recorder }.serve())
 }
 
-/// Starts the flight recorder. A journal that cannot be had never stops tracing.
+/// Starts the flight recorder.
 fn record(config: &Config, tracer: &Tracer, devices: &Devices) -> anyhow::Result<(Recorder, Vec<String>)> {
-    let begin = Begin {
-        backend: tracer.backend,
-        adopted: tracer.adopted,
-        devices: devices.clone(),
-        processes: Vec::new(),
-        holds: Vec::new(),
-        recorded_ns: 0,
-    };
-    if !config.journal.enabled {
-        return Ok((Recorder::start(config, begin, Box::new(KeepNothing))?, Vec::new()));
+    let begin = Begin::new(tracer, devices);
+    if config.journal.enabled {
+        return Ok(Recorder::with_journal(config, begin, JOURNAL_PATIENCE)?);
     }
-    let limits = Limits { max_age: config.journal.max_age, max_size: config.journal.max_size };
-    let boot_id = Host::read(&config.paths.proc).boot_id;
-    let path = config.paths.state.join(journal::FILE);
-    let recorded_ns = recorded(&path, &boot_id);
-    let started = Journal::start(&path, limits, &boot_id, JOURNAL_PATIENCE)?;
-    let Started { journal, holds, processes, notes } = started;
-    let begin = Begin { processes, holds, recorded_ns, ..begin };
-    Ok((Recorder::start(config, begin, Box::new(KeepJournal::new(journal)))?, notes))
-}
-
-/// How far an earlier daemon of this boot had come, where its pins are gone. A disk that does not answer has told nothing.
-fn recorded(path: &Path, boot_id: &str) -> u64 {
-    let (sender, answer) = std::sync::mpsc::channel();
-    let path = path.to_owned();
-    let question = Question { boot: Some(BootChoice::Current(boot_id.to_owned())), ..Question::at(Timestamp::now()) };
-    let asked = std::thread::Builder::new().name("journal-end".to_owned()).spawn(move || {
-        // One that cannot be read is told of by the writer.
-        let records = journal::read(&path, &question).unwrap_or_default();
-        sender.send(records.first().map_or(0, |record| record.boot.last_ns)).ok();
-    });
-    asked.ok().and_then(|_| answer.recv_timeout(JOURNAL_PATIENCE).ok()).unwrap_or(0)
+    Ok((Recorder::start(config, begin, Box::new(KeepNothing))?, Vec::new()))
 }
 
 fn announce(tracer: &Tracer, devices: &Devices) {

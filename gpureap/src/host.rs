@@ -4,7 +4,7 @@ use std::{fs, path::Path};
 
 use jiff::{SignedDuration, Timestamp};
 
-use crate::clock::{boottime_ns, wall_offset_ns};
+use crate::clock::{self, boottime_ns, wall_offset_ns};
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Host {
@@ -18,8 +18,7 @@ pub struct Host {
 impl Host {
     pub fn read(proc: &Path) -> Self {
         let boottime_ns = boottime_ns();
-        let now = i128::from(boottime_ns) + i128::from(wall_offset_ns());
-        let now = Timestamp::from_nanosecond(now).unwrap_or_else(|_| Timestamp::now());
+        let now = clock::wall(wall_offset_ns(), boottime_ns);
         let boot_id = fs::read_to_string(proc.join("sys/kernel/random/boot_id")).unwrap_or_default();
         Self {
             name: rustix::system::uname().nodename().to_string_lossy().into_owned(),

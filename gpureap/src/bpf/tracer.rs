@@ -99,9 +99,6 @@ impl Tracer {
         }
 
         let Attached { handles, backend, refusals, log } = load::attach(config, devices, &order, &unfinished)?;
-        // Reading BTF took tens of megabytes; a daemon stays for months.
-        // SAFETY: malloc_trim only gives free memory back.
-        unsafe { libc::malloc_trim(0) };
         let mut started = Self {
             eyes: KernelEyes::new(handles, devices.clone(), Some(backend), config),
             backend,

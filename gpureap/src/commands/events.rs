@@ -11,7 +11,7 @@ use crate::{
         event::{Event, SCHEMA},
         line,
     },
-    journal::{self, reader},
+    journal::reader,
     out,
 };
 
@@ -24,7 +24,7 @@ pub fn run(args: &EventsArgs, config: &Config) -> anyhow::Result<Exit> {
     let stream = follow.then(|| client::follow(&api::path(&config.paths.run))).transpose()?;
     let mut last = 0;
     if since.is_some() || !follow {
-        let path = config.paths.state.join(journal::FILE);
+        let path = config.paths.journal();
         let since = since.unwrap_or_else(|| Timestamp::now() - LAST);
         let written = reader::events(&path, Some(since), |event| {
             last = last.max(event.boot_ns);

@@ -36,7 +36,7 @@ type Window = (Option<Timestamp>, Option<Timestamp>);
 pub fn run(args: &ReportArgs, config: &Config) -> anyhow::Result<Exit> {
     let ReportArgs { since: _, until: _, at: _, boot: _, gpu: _, pid: _, journal, html: page, json } = args;
     let host = Host::read(&config.paths.proc);
-    let own = config.paths.state.join(journal::FILE);
+    let own = config.paths.journal();
     let paths: Vec<PathBuf> = if journal.is_empty() { vec![own] } else { journal.clone() };
     let (question, window) = question(args, &host)?;
     let mut records = Vec::new();

@@ -18,8 +18,8 @@ use crate::{
         report::Report,
     },
     host::Host,
-    journal::{self, Journal, Limits, Question},
-    recorder::{Begin, KeepJournal, Recorder},
+    journal::{self, Question},
+    recorder::{Begin, Recorder},
 };
 
 /// Between two looks into the ring.
@@ -37,19 +37,11 @@ pub struct Recording {
 
 impl Recording {
     pub fn start(config: &Config, tracer: &Tracer, devices: &Devices) -> anyhow::Result<Self> {
-        let limits = Limits { max_age: config.journal.max_age, max_size: config.journal.max_size };
         let host = Host::read(&config.paths.proc);
-        let started = Journal::start(&config.paths.state.join(journal::FILE), limits, &host.boot_id, PATIENCE)?;
-        let begin = Begin {
-            backend: tracer.backend,
-            adopted: false,
-            devices: devices.clone(),
-            processes: started.processes,
-            holds: started.holds,
-            // Only what happens from now on.
-            recorded_ns: host.boottime_ns,
-        };
-        let recorder = Arc::new(Recorder::start(config, begin, Box::new(KeepJournal::new(started.journal)))?);
+        // Of the kernel's log only what comes from now on.
+        let begin = Begin { recorded_ns: host.boottime_ns, ..Begin::new(tracer, devices) };
+        let (recorder, _) = Recorder::with_journal(config, begin, PATIENCE)?;
+        let recorder = Arc::new(recorder);
         let mut ring = tracer.events()?;
         let stop = Arc::new(AtomicBool::new(false));
         let (to, ends) = (Arc::clone(&recorder), Arc::clone(&stop));
@@ -72,7 +64,7 @@ impl Recording {
 
     /// What is written of the story, once all that it tells of is over.
     pub fn report(self) -> anyhow::Result<Report> {
-        let path = self.config.paths.state.join(journal::FILE);
+        let path = self.config.paths.journal();
         let until = Instant::now() + PATIENCE;
         let since = self.host.now;
         let question = Question { since: Some(since), ..Question::default() };

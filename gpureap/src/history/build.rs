@@ -5,16 +5,21 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use jiff::Timestamp;
 
 use super::{
+    death::{self, Seen},
     event::{Event, Lost, Relative, Sender, What},
     incident,
     report::{
         AncestorReport, DeathReport, DeviceReport, Gap, HoldReport, HostReport, HostState, OomReport, ProcessReport,
         Report, SCHEMA, SenderReport, Who, XidReport,
     },
-    rows::{Boot, Cause, Death, HoldEnd, HoldRow, Key, Place, ProcessRow, Record, Run},
+    rows::{Boot, Death, HoldEnd, HoldRow, Key, Place, ProcessRow, Record, Run},
     xid,
 };
-use crate::{clock::NANOS, holders::report::ExitReport, model::DeviceKind};
+use crate::{
+    clock::{self, NANOS},
+    holders::report::ExitReport,
+    model::DeviceKind,
+};
 
 /// Longer chains are a mistake or an attack.
 const MAX_DEPTH: usize = 64;
@@ -44,8 +49,11 @@ pub(super) struct Book<'a> {
 }
 
 pub fn wall(boot: &Boot, boot_ns: u64) -> Timestamp {
-    let time = i128::from(boot_ns) + i128::from(boot.wall_offset_ns);
-    let time = Timestamp::from_nanosecond(time).unwrap_or(Timestamp::MAX);
+    to_microseconds(clock::wall(boot.wall_offset_ns, boot_ns))
+}
+
+/// As exactly as the two clocks can be compared.
+pub fn to_microseconds(time: Timestamp) -> Timestamp {
     time.round(jiff::Unit::Microsecond).unwrap_or(time)
 }
 
@@ -92,9 +100,10 @@ impl<'a> Book<'a> {
         }
         let held = || self.record.holds.iter().any(|hold| hold.key == row.key && hold.released_ns.is_none());
         if let (Some(exit_ns), Some(status)) = (row.exit_ns, row.status) {
-            return Some(super::death::decide(row.key, exit_ns, status, &super::death::Seen::default()));
+            return Some(death::decide(row.key, exit_ns, status, &Seen::default()));
         }
-        (self.state == HostState::Down && held()).then(|| host_down(&self.record.boot))
+        let Boot { wall_offset_ns, last_ns, .. } = self.record.boot;
+        (self.state == HostState::Down && held()).then(|| death::of_boot(wall_offset_ns, last_ns, None).1)
     }
 
     /// From its parent upwards.
@@ -120,23 +129,6 @@ impl<'a> Book<'a> {
     pub(super) fn is_gpu(&self, node: &str) -> bool {
         let device = self.record.devices.iter().find(|device| device.node == node);
         device.is_none_or(|device| device.kind.is_gpu())
-    }
-}
-
-pub(super) fn host_down(boot: &Boot) -> Death {
-    Death {
-        cause: Cause::HostDown,
-        code: None,
-        signal: None,
-        core: false,
-        boot_ns: Some(boot.last_ns),
-        sender: None,
-        thread: None,
-        oom: None,
-        evidence: vec![format!(
-            "it held at the last sign of life at {}; the record has nothing after that",
-            wall(boot, boot.last_ns)
-        )],
     }
 }
 

@@ -3,9 +3,12 @@
 
 use super::{
     event::{Oom, Reap, Sender, Signal},
-    rows::{Cause, Death, Key, OomDeath, Thread},
+    rows::{Cause, Death, HoldEnd, Key, OomDeath, Thread},
 };
-use crate::{clock::NANOS, out::sanitize::escape};
+use crate::{
+    clock::{self, NANOS},
+    out::sanitize::escape,
+};
 
 /// What was seen to happen to one process.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -66,19 +69,48 @@ pub fn signal_name(number: u32) -> String {
     }
 }
 
-/// Of one that ended at `exit_ns` with a wait status.
-pub fn decide(key: Key, exit_ns: u64, status: u32, seen: &Seen) -> Death {
-    let mut death = Death {
-        cause: Cause::Unknown,
+fn bare(cause: Cause, boot_ns: Option<u64>) -> Death {
+    Death {
+        cause,
         code: None,
         signal: None,
-        core: status & 0x80 != 0,
-        boot_ns: Some(exit_ns),
+        core: false,
+        boot_ns,
         sender: None,
         thread: None,
         oom: None,
         evidence: Vec::new(),
+    }
+}
+
+/// How holds and processes of a boot ended whose record ends while they held: at its last sign of life, or when the daemon
+/// was stopped.
+pub fn of_boot(wall_offset_ns: i64, last_ns: u64, stopped_ns: Option<u64>) -> (HoldEnd, Death) {
+    let said = |boot_ns| {
+        let time = clock::wall(wall_offset_ns, boot_ns);
+        time.round(jiff::Unit::Millisecond).unwrap_or(time)
     };
+    let (ended, mut death, evidence) = if let Some(stopped_ns) = stopped_ns {
+        let evidence = format!(
+            "it held when the daemon was stopped at {}; the host went down at some later time, and nobody recorded what \
+             happened in between",
+            said(stopped_ns)
+        );
+        (HoldEnd::Unseen, bare(Cause::Unknown, None), evidence)
+    } else {
+        let evidence = format!(
+            "it held at {}, the last sign of life of its boot; there is no record of that boot after it",
+            said(last_ns)
+        );
+        (HoldEnd::HostDown, bare(Cause::HostDown, Some(last_ns)), evidence)
+    };
+    death.evidence.push(evidence);
+    (ended, death)
+}
+
+/// Of one that ended at `exit_ns` with a wait status.
+pub fn decide(key: Key, exit_ns: u64, status: u32, seen: &Seen) -> Death {
+    let mut death = Death { core: status & 0x80 != 0, ..bare(Cause::Unknown, Some(exit_ns)) };
     match status & 0x7f {
         0 => by_itself(&mut death, exit_ns, status >> 8 & 0xff, seen),
         number => by_signal(&mut death, key, exit_ns, &signal_name(number), seen),

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::event::{Device, Event, OomScope, Sender};
+use super::event::{Device, Event, OomScope, Process, Sender};
 use crate::{holders::report::Role, model::ProcKey};
 
 /// A process: thread-group id and boottime of its leader's start.
@@ -104,6 +104,47 @@ pub struct ProcessRow {
     /// Wait status.
     pub status: Option<u32>,
     pub death: Option<Death>,
+}
+
+impl From<Process> for ProcessRow {
+    fn from(process: Process) -> Self {
+        let Process {
+            key,
+            comm,
+            argv,
+            argv_cut,
+            exe,
+            uid,
+            user,
+            class,
+            nspids,
+            place,
+            env,
+            threads,
+            parent,
+            ancestor,
+            exit,
+        } = process;
+        Self {
+            key,
+            comm,
+            argv,
+            argv_cut,
+            exe,
+            uid,
+            user,
+            class,
+            nspids,
+            place,
+            env,
+            threads,
+            parent,
+            ancestor,
+            exit_ns: exit.map(|exit| exit.boot_ns),
+            status: exit.map(|exit| exit.status),
+            death: None,
+        }
+    }
 }
 
 /// One process on one device, from the first descriptor to the last.

@@ -386,49 +386,17 @@ impl State {
     }
 
     fn process_facts(&mut self, process: &Process, changes: &mut Vec<Change>) {
-        let Process {
-            key,
-            comm,
-            argv,
-            argv_cut,
-            exe,
-            uid,
-            user,
-            class,
-            nspids,
-            place,
-            env,
-            threads,
-            parent,
-            ancestor,
-            exit,
-        } = process.clone();
-        if ancestor {
+        let found = ProcessRow::from(process.clone());
+        if found.ancestor {
             self.remember_ancestor(process);
-            let row = ProcessRow {
-                key,
-                comm,
-                argv,
-                argv_cut,
-                exe,
-                uid,
-                user,
-                class,
-                nspids,
-                place,
-                env,
-                threads,
-                parent,
-                ancestor,
-                exit_ns: exit.map(|exit| exit.boot_ns),
-                status: exit.map(|exit| exit.status),
-                death: None,
-            };
-            if !self.live.contains_key(&key) {
-                changes.push(Change::Process(Box::new(row)));
+            if !self.live.contains_key(&found.key) {
+                changes.push(Change::Process(Box::new(found)));
             }
             return;
         }
+        let ProcessRow {
+            key, comm, argv, argv_cut, exe, uid, user, class, nspids, place, env, threads, parent, ..
+        } = found;
         let Some(life) = self.live.get_mut(&key) else { return };
         let row = &mut life.row;
         row.comm = comm;

@@ -16,11 +16,11 @@ use super::{
     Error, file,
     rows::{
         self, BOOT_COLUMNS, DEVICE_COLUMNS, EVENT_COLUMNS, HOLD_COLUMNS, PROCESS_COLUMNS, RUN_COLUMNS, boottime, ns,
-        wall,
     },
     schema,
 };
 use crate::{
+    clock::wall,
     error::Failure,
     history::{
         event::{Event, Lost, What},

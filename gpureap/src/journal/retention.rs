@@ -10,6 +10,7 @@ use super::{
     rows::{boottime, ns},
     writer::Writer,
 };
+use crate::config;
 
 /// Rows of each table that one step removes at most.
 const ROWS: i64 = 500;
@@ -25,6 +26,12 @@ pub struct Limits {
     pub max_age: Duration,
     /// Of what is in use, in bytes.
     pub max_size: u64,
+}
+
+impl From<&config::Journal> for Limits {
+    fn from(journal: &config::Journal) -> Self {
+        Self { max_age: journal.max_age, max_size: journal.max_size }
+    }
 }
 
 /// What one step did.

@@ -10,9 +10,12 @@ use serde::{
 };
 use serde_json::{Map, Value};
 
-use crate::history::{
-    event::{Device, Event, Sender, What},
-    rows::{Boot, Death, HoldRow, Key, OomDeath, Place, ProcessRow, Run, Thread},
+use crate::{
+    history::{
+        event::{Device, Event, Sender, What},
+        rows::{Boot, Death, HoldRow, Key, OomDeath, Place, ProcessRow, Run, Thread},
+    },
+    out::words::word,
 };
 
 /// Of a process, in the order of [`process_values`] and [`process`].
@@ -63,11 +66,6 @@ fn json_unless<T: Serialize>(empty: bool, value: &T) -> Option<String> {
 fn from_json<T: DeserializeOwned + Default>(row: &Row<'_>, column: usize) -> rusqlite::Result<T> {
     let text = row.get_ref(column)?.as_str_or_null().map_err(|error| wrong(column, error))?;
     text.map_or_else(|| Ok(T::default()), |text| serde_json::from_str(text).map_err(|error| wrong(column, error)))
-}
-
-/// The word of an enum without fields, as JSON has it.
-pub(super) fn word<T: Serialize>(value: &T) -> String {
-    json(value).unwrap_or_default().trim_matches('"').to_owned()
 }
 
 fn from_word<T: DeserializeOwned>(row: &Row<'_>, column: usize) -> rusqlite::Result<Option<T>> {
@@ -331,20 +329,9 @@ fn time_of(row: &Row<'_>) -> rusqlite::Result<u64> {
     time(row, 1)
 }
 
-/// Wall-clock time of a boottime.
-pub(super) fn wall(wall_offset_ns: i64, boot_ns: u64) -> Timestamp {
-    Timestamp::from_nanosecond(i128::from(boot_ns) + i128::from(wall_offset_ns)).unwrap_or(Timestamp::MAX)
-}
-
 /// Boottime of a wall-clock time; what is before the boot is 0.
 pub(super) fn boottime(wall_offset_ns: i64, time: Timestamp) -> u64 {
     let ns = time.as_nanosecond() - i128::from(wall_offset_ns);
     // As far as a column goes.
     ns.clamp(0, i128::from(i64::MAX)) as u64
-}
-
-/// As a sentence has it: to the millisecond.
-pub(super) fn said(wall_offset_ns: i64, boot_ns: u64) -> String {
-    let time = wall(wall_offset_ns, boot_ns);
-    time.round(jiff::Unit::Millisecond).unwrap_or(time).to_string()
 }

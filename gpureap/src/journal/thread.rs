@@ -130,6 +130,8 @@ pub struct Started {
     pub journal: Journal,
     pub holds: Vec<HoldRow>,
     pub processes: Vec<ProcessRow>,
+    /// Boottime of the last record of this boot; 0: there is none.
+    pub recorded_ns: u64,
     /// For the log: what was lost, or why nothing can be written yet.
     pub notes: Vec<String>,
 }
@@ -168,14 +170,14 @@ impl Journal {
             state.late = found.is_err();
             found
         });
-        let Found { holds, processes, notes } = found.unwrap_or_else(|_| Found {
+        let Found { holds, processes, recorded_ns, notes } = found.unwrap_or_else(|_| Found {
             notes: vec![format!(
                 "{} does not open: its disk does not answer, or is slow; the record waits in memory",
                 path.display()
             )],
             ..Found::default()
         });
-        Ok(Started { journal, holds, processes, notes })
+        Ok(Started { journal, holds, processes, recorded_ns, notes })
     }
 
     /// Hands a change over, or counts it as dropped. Never waits.
@@ -232,6 +234,7 @@ type Left = (Vec<HoldRow>, Vec<ProcessRow>);
 struct Found {
     holds: Vec<HoldRow>,
     processes: Vec<ProcessRow>,
+    recorded_ns: u64,
     notes: Vec<String>,
 }
 
@@ -277,6 +280,7 @@ impl Clerk {
         match opened {
             Ok((Opened { writer, loss }, left)) => {
                 (found.holds, found.processes) = left;
+                found.recorded_ns = writer.recorded_ns();
                 found.notes.extend(loss.clone());
                 self.losses.extend(loss);
                 self.writer = Some(writer);

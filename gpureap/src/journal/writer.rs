@@ -14,12 +14,16 @@ use rusqlite::{
 
 use super::{
     Error, file,
-    rows::{self, Bound, EventParts, HOLD_COLUMNS, PROCESS_COLUMNS, event_parts, ns, process_values, said, word},
+    rows::{self, Bound, EventParts, HOLD_COLUMNS, PROCESS_COLUMNS, event_parts, ns, process_values},
     schema,
 };
-use crate::history::{
-    event::{Device, Event},
-    rows::{Boot, Cause, Change, Death, HoldEnd, HoldRow, Key, ProcessRow, Run},
+use crate::{
+    history::{
+        death,
+        event::{Device, Event},
+        rows::{Boot, Change, HoldEnd, HoldRow, Key, ProcessRow, Run},
+    },
+    out::words::word,
 };
 
 /// A lock that lasts longer is the next batch's business.
@@ -136,6 +140,11 @@ impl Writer {
         Ok(writer)
     }
 
+    /// Boottime of the last record of this boot; 0: there is none.
+    pub const fn recorded_ns(&self) -> u64 {
+        self.now_ns
+    }
+
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -193,7 +202,7 @@ impl Writer {
             .collect::<rusqlite::Result<_>>()?;
         drop(boots);
         for (boot, offset, last_ns, stopped_ns) in open {
-            let (ended, death) = host_down(offset, last_ns.cast_unsigned(), stopped_ns.map(i64::cast_unsigned));
+            let (ended, death) = death::of_boot(offset, last_ns.cast_unsigned(), stopped_ns.map(i64::cast_unsigned));
             let columns = PROCESS_COLUMNS;
             let mut statement = transaction.prepare(&format!(
                 "SELECT {columns} FROM processes WHERE exit_ns IS NULL AND cause IS NULL AND boot = ?1 AND id IN
@@ -277,33 +286,6 @@ impl Writer {
         let run = || -> rusqlite::Result<Vec<T>> { self.connection.prepare(query)?.query_map([boot], read)?.collect() };
         run().map_err(|error| Error::of(&self.name, &error))
     }
-}
-
-/// How holds and processes of a boot ended whose record ends while they held.
-fn host_down(offset: i64, last_ns: u64, stopped_ns: Option<u64>) -> (HoldEnd, Death) {
-    let death = |cause, boot_ns, evidence| Death {
-        cause,
-        code: None,
-        signal: None,
-        core: false,
-        boot_ns,
-        sender: None,
-        thread: None,
-        oom: None,
-        evidence: vec![evidence],
-    };
-    if let Some(stopped_ns) = stopped_ns {
-        let time = said(offset, stopped_ns);
-        let evidence = format!(
-            "it held when the daemon was stopped at {time}; the host went down at some later time, and nobody recorded \
-             what happened in between"
-        );
-        return (HoldEnd::Unseen, death(Cause::Unknown, None, evidence));
-    }
-    let time = said(offset, last_ns);
-    let evidence =
-        format!("it held at {time}, the last sign of life of its boot; there is no record of that boot after it");
-    (HoldEnd::HostDown, death(Cause::HostDown, Some(last_ns), evidence))
 }
 
 /// The boottime that a change tells of; 0 if it has none.

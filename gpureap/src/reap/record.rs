@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::{
     aside,
@@ -21,23 +21,29 @@ pub const FILE: &str = "reaps.ndjson";
 /// For the disk. A reap that waits for a disk that hangs frees nothing.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-#[derive(Serialize)]
-struct Line<'a> {
-    schema: &'static str,
-    time: String,
-    boot_id: &'a str,
+const SCHEMA: &str = "gpureap.signal/1";
+
+/// One signal to one process, as the file has it.
+#[derive(Clone, Serialize, Deserialize)]
+pub struct Line {
+    #[serde(default)]
+    pub schema: String,
+    /// RFC 3339.
+    pub time: String,
+    pub boot_id: String,
     /// Null where a unit is stopped.
-    signal: Option<&'static str>,
+    #[serde(default)]
+    pub signal: Option<String>,
     /// The cgroup that is killed as a whole.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    cgroup: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cgroup: Option<String>,
     /// The unit that is ordered to stop.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    unit: Option<&'a str>,
-    pid: u32,
-    start_ns: u64,
-    by_pid: u32,
-    by_uid: u32,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unit: Option<String>,
+    pub pid: u32,
+    pub start_ns: u64,
+    pub by_pid: u32,
+    pub by_uid: u32,
 }
 
 /// Appends to the file in the state directory. A reap goes on without it: [`Record::complaint`] says why it is missing.
@@ -76,12 +82,12 @@ impl Ledger for Record {
             Act::StopUnit(unit) => (None, None, Some(unit)),
         };
         let line = |key: &ProcKey| Line {
-            schema: "gpureap.signal/1",
+            schema: SCHEMA.to_owned(),
             time: self.scene.wall(now),
-            boot_id: &self.scene.host.boot_id,
-            signal: signal.map(Signal::name),
+            boot_id: self.scene.host.boot_id.clone(),
+            signal: signal.map(|signal| signal.name().to_owned()),
             cgroup: cgroup.clone(),
-            unit,
+            unit: unit.map(str::to_owned),
             pid: key.tgid,
             start_ns: key.start_ns,
             by_pid: std::process::id(),

@@ -22,7 +22,7 @@ use std::{
 use tokio::sync::{broadcast, mpsc, oneshot};
 
 use crate::{
-    bpf::ring,
+    bpf::{Tracer, ring},
     clock::boottime_ns,
     config::Config,
     gpu::devices::Devices,
@@ -30,7 +30,8 @@ use crate::{
         event::{Event, Lost, What, Xid},
         rows::{Change, HoldRow, Key, ProcessRow},
     },
-    journal::{Journal, Status},
+    host::Host,
+    journal::{Journal, Limits, Started, Status},
     model::Backend,
 };
 
@@ -196,7 +197,24 @@ pub struct Recorder {
     thread: Option<JoinHandle<()>>,
 }
 
+impl Begin {
+    pub fn new(tracer: &Tracer, devices: &Devices) -> Self {
+        let (backend, adopted) = (tracer.backend, tracer.adopted);
+        Self { backend, adopted, devices: devices.clone(), processes: Vec::new(), holds: Vec::new(), recorded_ns: 0 }
+    }
+}
+
 impl Recorder {
+    /// Takes up what an earlier daemon of this boot left open, and keeps what comes, as far as a journal can be had: that it
+    /// cannot never stops tracing. With sentences for the log.
+    pub fn with_journal(config: &Config, begin: Begin, patience: Duration) -> std::io::Result<(Self, Vec<String>)> {
+        let boot_id = Host::read(&config.paths.proc).boot_id;
+        let started = Journal::start(&config.paths.journal(), Limits::from(&config.journal), &boot_id, patience)?;
+        let Started { journal, holds, processes, recorded_ns, notes } = started;
+        let begin = Begin { processes, holds, recorded_ns: recorded_ns.max(begin.recorded_ns), ..begin };
+        Ok((Self::start(config, begin, Box::new(KeepJournal::new(journal)))?, notes))
+    }
+
     /// Its thread opens the tracer's pins itself: nothing is shared but what goes through the channel.
     pub fn start(config: &Config, begin: Begin, keep: Box<dyn Keep>) -> std::io::Result<Self> {
         let (inputs, receiver) = mpsc::channel(INPUTS);

@@ -7,18 +7,17 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use serde::Deserialize;
 use tokio::sync::mpsc;
 
 use super::Input;
 use crate::{
+    clock,
     history::{
         event::{Lost, Reap, What},
         kmsg,
         rows::Key,
     },
-    holders::report::rfc3339,
-    reap::record,
+    reap::record::{self, Line},
 };
 
 /// Longest record of the kernel's log (`CONSOLE_EXT_LOG_MAX`, include/linux/printk.h).
@@ -37,7 +36,7 @@ pub(super) enum LogRead {
 /// too.
 pub(super) fn follow_log(path: &Path, read: LogRead, out: mpsc::WeakSender<Input>) -> io::Result<()> {
     let mut file = File::open(path)?;
-    let offset = monotonic_offset();
+    let offset = clock::asleep_ns();
     std::thread::Builder::new().name("kernel-log".to_owned()).spawn(move || {
         let mut buffer = vec![0; LONGEST];
         loop {
@@ -84,16 +83,6 @@ fn time(record: &str) -> Option<u64> {
     record.split_once(';')?.0.split(',').nth(2)?.parse().ok()
 }
 
-/// Boottime minus the clock of the kernel's log.
-fn monotonic_offset() -> i64 {
-    use rustix::time::{ClockId, clock_gettime};
-    let ns = |id| {
-        let now = clock_gettime(id);
-        now.tv_sec * 1_000_000_000 + now.tv_nsec
-    };
-    ns(ClockId::Boottime) - ns(ClockId::Monotonic)
-}
-
 /// The record of reaps, which `gpureap reap` writes before it signals.
 #[derive(Debug)]
 pub(super) struct Reaps {
@@ -105,23 +94,6 @@ pub(super) struct Reaps {
 
 /// Of a long record only the end matters: what came before is about processes that are gone.
 const TAIL: u64 = 1 << 20;
-
-#[derive(Deserialize)]
-struct Line {
-    #[serde(deserialize_with = "rfc3339::deserialize")]
-    time: jiff::Timestamp,
-    boot_id: String,
-    #[serde(default)]
-    signal: Option<String>,
-    #[serde(default)]
-    unit: Option<String>,
-    #[serde(default)]
-    cgroup: Option<String>,
-    pid: u32,
-    start_ns: u64,
-    by_pid: u32,
-    by_uid: u32,
-}
 
 impl Reaps {
     pub(super) fn new(state: &Path, boot_id: &str) -> Self {
@@ -149,9 +121,10 @@ impl Reaps {
         let mut line = Vec::new();
         while reader.read_until(b'\n', &mut line)? > 0 && line.ends_with(b"\n") {
             self.read += line.len() as u64;
-            if let Ok(Line { time, boot_id, signal, unit, cgroup, pid, start_ns, by_pid, by_uid }) =
+            if let Ok(Line { schema: _, time, boot_id, signal, cgroup, unit, pid, start_ns, by_pid, by_uid }) =
                 serde_json::from_slice(&line)
                 && boot_id == self.boot_id
+                && let Ok(time) = time.parse()
             {
                 found.push((time, Reap { key: Key { pid, start_ns }, signal, unit, cgroup, by_pid, by_uid }));
             }

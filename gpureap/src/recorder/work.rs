@@ -25,10 +25,11 @@ use super::{
 };
 use crate::{
     bpf::{eyes, eyes::KernelEyes, handles::State as Word, ring},
-    clock::{NANOS, boottime_ns, wall_offset_ns},
+    clock::{self, NANOS, boottime_ns, wall_offset_ns},
     config::Config,
     gpu::{devices::Devices, nvml},
     history::{
+        build::to_microseconds,
         event::{Device, Ended, Event, Held, Lost, Peer, Process, Relative, Sender, Signal, Start, Subject, What},
         rows::{Change, Key, Place, ProcessRow},
         state::State,
@@ -741,9 +742,7 @@ async fn ended(pidfd: AsyncFd<OwnedFd>, key: Key, out: mpsc::WeakSender<Input>) 
 
 /// Wall-clock time of a boottime, by the clock as it is set now.
 fn wall(boot_ns: u64) -> Timestamp {
-    let now = i128::from(boot_ns) + i128::from(wall_offset_ns());
-    let time = Timestamp::from_nanosecond(now).unwrap_or_else(|_| Timestamp::now());
-    time.round(jiff::Unit::Microsecond).unwrap_or(time)
+    to_microseconds(clock::wall(wall_offset_ns(), boot_ns))
 }
 
 /// Whether it is there, be it as a zombie.

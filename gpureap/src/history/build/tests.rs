@@ -5,7 +5,7 @@ use crate::history::{
     },
     replay::replay,
     report::{GroupBy, IncidentCause, Part, XidClass},
-    rows::Thread,
+    rows::{Cause, Thread},
 };
 use crate::model::Backend;
 

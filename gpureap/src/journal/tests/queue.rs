@@ -46,7 +46,7 @@ fn said_to_be_lost(path: &Path) -> u64 {
 #[test]
 fn what_is_sent_is_on_file_after_a_flush_and_after_a_stop() {
     let place = Scene::new();
-    let Started { journal, holds, processes, notes } = begin(&place.path());
+    let Started { journal, holds, processes, recorded_ns: _, notes } = begin(&place.path());
     assert_eq!((holds.len(), processes.len(), notes.len()), (0, 0, 0));
     journal.send(start("b1", SECOND));
     for count in 0..1000 {
@@ -122,7 +122,7 @@ fn a_file_that_opens_late_gets_all_and_what_is_not_held_any_more_ends() {
     assert!(journal.stop(LONG));
     let raw = place.raw();
     raw.execute_batch("BEGIN EXCLUSIVE").unwrap();
-    let Started { journal, holds, processes, notes } =
+    let Started { journal, holds, processes, recorded_ns: _, notes } =
         Journal::start(&place.path(), LIMITS, "b1", Duration::from_millis(10)).unwrap();
     assert!(holds.is_empty() && processes.is_empty());
     assert!(notes.len() == 1 && notes[0].contains("its disk does not answer"), "{notes:?}");
