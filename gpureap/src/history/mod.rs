@@ -4,6 +4,7 @@
 pub mod build;
 pub mod death;
 pub mod event;
+mod family;
 pub mod html;
 mod incident;
 pub mod kmsg;

@@ -5,14 +5,15 @@ use std::collections::BTreeSet;
 use unicode_width::UnicodeWidthStr as _;
 
 use super::{
+    family::{Branch, forest},
     report::{
         DeathReport, DeviceReport, Gap, HeldNode, HoldReport, Incident, IncidentCause, Member, OomReport, Part, Report,
         SenderReport, XidClass, XidReport,
     },
     rows::HoldOrigin,
     told::{
-        Branch, End, Index, MANY, ancestors, gpu_title, host_lines, job_name, name, named, origin, rank, role,
-        short_span, threads, user_of,
+        End, Index, MANY, ancestors, gpu_title, host_lines, job_name, name, named, origin, rank, role, short_span,
+        threads, user_of,
     },
 };
 use crate::out::{
@@ -361,7 +362,7 @@ fn told_command(index: &Index<'_>, bundle: &[&HoldReport]) -> String {
 }
 
 fn lineage(page: &mut Page, index: &Index<'_>) {
-    let forest = index.forest();
+    let forest = forest(&index.report.processes);
     if forest.is_empty() {
         return;
     }

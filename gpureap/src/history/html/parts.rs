@@ -6,11 +6,11 @@ use maud::{Markup, html};
 
 use super::{
     super::{
+        family::{Branch, forest},
         report::{HeldNode, HoldReport, Incident, IncidentCause, Member, Part, ProcessReport, SenderReport, XidReport},
         text::{alike, class_words, freed, gap_line},
         told::{
-            Branch, End, Index, NOTHING, ancestors, gpu_title, name, named, place, process_end, rank, role, threads,
-            user_of,
+            End, Index, NOTHING, ancestors, gpu_title, name, named, place, process_end, rank, role, threads, user_of,
         },
     },
     chart,
@@ -359,7 +359,7 @@ fn hold_line(index: &Index<'_>, hold: &HoldReport) -> Markup {
 }
 
 pub(super) fn lineage(index: &Index<'_>) -> Markup {
-    let forest = index.forest();
+    let forest = forest(&index.report.processes);
     html! {
         @if !forest.is_empty() {
             section aria-labelledby="lineage" {
