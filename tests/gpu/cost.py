@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 """What gpureap's daemon costs real CUDA work, and how long a reap takes, side by side in one run.
 
-    cost.py GPUREAP SCENARIOS OUT
+    cost.py GPUREAP SCENARIOS OUT [PART...]
 
 GPUREAP    the binary, a release build
 SCENARIOS  as for measure.py
-OUT        a directory for cost.json and cost.md
+OUT        a directory for cost.json
+PART       reaps, starts, small, large, load; all of them, in this order, take about 12 minutes
 
 Needs root, PyTorch and one GPU. With and without the daemon take turns, so that a change of the machine meets both. A
 ratio's interval is of 2,000 bootstrap samples over the turns, 2.5 to 97.5 %. Exit 0 if every reap freed its GPU; times judge nothing.
@@ -13,6 +14,7 @@ ratio's interval is of 2,000 bootstrap samples over the turns, 2.5 to 97.5 %. Ex
 import json, os, platform, random, signal, statistics, subprocess, sys, tempfile, time
 
 GPUREAP, SCENARIOS, OUT = sys.argv[1:4]
+PARTS = sys.argv[4:] or ["reaps", "starts", "small", "large", "load"]
 DIR = tempfile.mkdtemp(prefix="gpureap-")
 ENV = dict(os.environ, GPUREAP_PIN_DIR="/sys/fs/bpf/gpureap-cost", GPUREAP_RUN_DIR=f"{DIR}/run", GPUREAP_STATE_DIR=f"{DIR}/state", GPUREAP_CONFIG=f"{DIR}/config.toml")
 open(f"{DIR}/config.toml", "w").write("")
@@ -196,28 +198,31 @@ def main():
     def keep():
         json.dump(result, open(f"{OUT}/cost.json", "w"), indent=1)
 
-    with Daemon() as daemon:
-        result["backend"] = json.loads(subprocess.run([GPUREAP, "holders", "--json"], env=ENV, capture_output=True, text=True).stdout)["backend"]
-        before = daemon.cpu()
-        time.sleep(20)
-        result["idle"] = dict(cpu_seconds_in_20=daemon.cpu() - before, **daemon.memory())
-        keep()
-        for name, rounds in (("context:0", 5), ("big", 2), ("pinned", 2), ("ghost", 3), ("zombie-leader", 3), ("tree", 1)):
-            result["reaps"][name] = reaps(name, rounds)
-            print(name, result["reaps"][name], flush=True)
+    if "reaps" in PARTS:
+        with Daemon() as daemon:
+            result["backend"] = json.loads(subprocess.run([GPUREAP, "holders", "--json"], env=ENV, capture_output=True, text=True).stdout)["backend"]
+            before = daemon.cpu()
+            time.sleep(20)
+            result["idle"] = dict(cpu_seconds_in_20=daemon.cpu() - before, **daemon.memory())
             keep()
-        for name, rounds in (("context:0", 3), ("zombie-leader", 1)):
-            result["usual"][name] = usual(name, rounds)
+            for name, rounds in (("context:0", 5), ("big", 2), ("pinned", 2), ("ghost", 3), ("zombie-leader", 3), ("tree", 1)):
+                result["reaps"][name] = reaps(name, rounds)
+                print(name, result["reaps"][name], flush=True)
+                keep()
+            for name, rounds in (("context:0", 3), ("zombie-leader", 1)):
+                result["usual"][name] = usual(name, rounds)
+                keep()
+            result["after"] = daemon.memory()
+    if "starts" in PARTS:
+        for name, code, turns in (("cuInit and a context", INIT, 16), ("import torch and a tensor", TORCH, 8)):
+            result["starts"][name] = starts(code, turns)
+            print(name, result["starts"][name], flush=True)
             keep()
-        result["after"] = daemon.memory()
-    for name, code, turns in (("cuInit and a context", INIT, 16), ("import torch and a tensor", TORCH, 5)):
-        result["starts"][name] = starts(code, turns)
-        print(name, result["starts"][name], flush=True)
-        keep()
     for kind in ("small", "large", "load"):
-        result["steps"][kind] = steps(kind)
-        print(kind, result["steps"][kind], flush=True)
-        keep()
+        if kind in PARTS:
+            result["steps"][kind] = steps(kind)
+            print(kind, result["steps"][kind], flush=True)
+            keep()
     sys.exit(any(row["outcome"] != "freed" for rows in result["reaps"].values() for row in rows))
 
 
