@@ -1,6 +1,10 @@
 //! The command line. Help, completions and man pages all come from here.
 
-use std::{ffi::OsStr, path::PathBuf, time::Duration};
+use std::{
+    ffi::{OsStr, OsString},
+    path::PathBuf,
+    time::Duration,
+};
 
 use clap::{
     Arg, ArgAction, Args, CommandFactory as _, Parser, Subcommand, ValueEnum,
@@ -67,6 +71,16 @@ impl Global {
             BackendChoice::Gate => Some(Backend::Gate),
         };
         Overrides { config: config.clone(), devices: device.clone(), backend }
+    }
+
+    /// The same options again, for a further gpureap.
+    pub fn words(&self) -> Vec<OsString> {
+        let Self { config, device, backend, verbose: _, quiet: _ } = self;
+        let config = config.iter().flat_map(|path| [OsString::from("--config"), path.into()]);
+        let devices = device.iter().flat_map(|device| ["--device".into(), device.to_string().into()]);
+        let backend =
+            backend.to_possible_value().map(|value| OsString::from(format!("--backend={}", value.get_name())));
+        config.chain(devices).chain(backend).collect()
     }
 }
 
@@ -142,6 +156,9 @@ pub enum Command {
     /// What the flight recorder has seen, and what it sees from now on
     #[command(after_help = "Example:\n  gpureap events --since 10m\n  gpureap events --follow --json")]
     Events(EventsArgs),
+    /// GPUs and who holds them, live; end and fence from there
+    #[command(after_help = TOP_HELP)]
+    Top(TopArgs),
     /// Say what this host allows, and test it
     #[command(after_help = "Example:\n  gpureap doctor")]
     Doctor(DoctorArgs),
@@ -210,6 +227,13 @@ Exit codes:
   0 free, verified; when the time is up: 3 still held, 4 held by a process that SIGKILL does not end, 5 held only by
   monitors and protected processes, 6 no process left but a kernel reference remains; 7 not permitted to see who holds;
   8 this host cannot do it";
+
+const TOP_HELP: &str = "\
+Example:
+  gpureap top
+  gpureap top --gpu 0 --older-than 12h
+
+Press ? for the keys. What kills or fences asks first.";
 
 /// Which devices and processes.
 #[derive(Clone, Debug, Default, Args)]
@@ -476,6 +500,25 @@ impl WaitArgs {
     pub fn matching(&self) -> Match {
         self.matching.unwrap_or(if self.choosing.gpu.is_empty() { Match::Any } else { Match::Attached })
     }
+}
+
+#[derive(Clone, Debug, Args)]
+pub struct TopArgs {
+    #[command(flatten)]
+    pub choosing: Choosing,
+    /// Time between two looks when nothing happens: 2s, 500ms, or a number of seconds
+    #[arg(short = 'n', long, value_name = "TIME", default_value = "2s", value_parser = interval)]
+    pub interval: Duration,
+}
+
+/// Neither a busy loop nor a picture of yesterday.
+fn interval(text: &str) -> Result<Duration, String> {
+    let (min, max) = (Duration::from_millis(200), Duration::from_hours(1));
+    let interval = duration(text)?;
+    if interval < min || interval > max {
+        return Err(format!("`{text}` is not between 200ms and 1h"));
+    }
+    Ok(interval)
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Args)]

@@ -4,7 +4,7 @@ mod file;
 
 use std::{
     ffi::OsString,
-    fs, io,
+    fmt, fs, io,
     path::{Path, PathBuf},
     str::FromStr,
     time::Duration,
@@ -121,6 +121,13 @@ impl FromStr for StandIn {
         };
         let node = node.ok_or("node is missing")?;
         Self::new(number("major", major)?, number("minor", minor)?, PathBuf::from(node))
+    }
+}
+
+impl fmt::Display for StandIn {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { major, minor, node } = self;
+        write!(f, "kind=standin,major={major},minor={minor},node={}", node.display())
     }
 }
 

@@ -31,6 +31,7 @@ pub mod recorder;
 pub mod run;
 #[cfg(test)]
 mod schema_check;
+pub mod top;
 pub mod track;
 pub mod watch;
 pub mod when;

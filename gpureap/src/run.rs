@@ -19,7 +19,7 @@ use crate::{
     daemon, demo, doctor,
     error::Failure,
     exit_code::Exit,
-    reap,
+    reap, top,
 };
 
 /// Help and the version are printed here, and end the process.
@@ -54,6 +54,7 @@ pub fn run(cli: &Cli) -> anyhow::Result<Exit> {
         Command::Events(args) => commands::events::run(args, &config()?),
         Command::Report(args) => commands::report::run(args, &config()?),
         Command::Wait(args) => commands::wait::run(args, &config()?),
+        Command::Top(args) => top::run(args, global, &config()?),
         Command::Doctor(args) => doctor::run(args, &config()?),
         Command::Demo(args) => demo::run(args, &config()?),
         Command::Completions(args) => commands::completions::run(args),

@@ -45,6 +45,7 @@ const NEEDS: &[Need] = &[
     Need { what: "fuser", present: || program("fuser"), packages: &["psmisc"] },
     Need { what: "lsof", present: || program("lsof"), packages: &["lsof"] },
     Need { what: "dbus-daemon", present: || program("dbus-daemon"), packages: &["dbus-daemon"] },
+    Need { what: "tmux", present: || program("tmux"), packages: &["tmux"] },
     Need { what: "cpio", present: || program("cpio"), packages: &["cpio"] },
     Need {
         what: "Debian's archive keys",

@@ -42,12 +42,12 @@ const RESTART_PAUSE: Duration = Duration::from_millis(50);
 /// Why there is no answer.
 #[derive(Debug, thiserror::Error)]
 pub enum Unanswered {
-    #[error("no daemon listens on {path}: {source}")]
-    Absent { path: String, source: io::Error },
+    #[error("no daemon listens on {path}: {error}")]
+    Absent { path: String, error: io::Error },
     #[error("the daemon at {path} does not answer")]
     Silent { path: String },
-    #[error("the connection to {path} broke: {source}")]
-    Broken { path: String, source: io::Error },
+    #[error("the connection to {path} broke: {error}")]
+    Broken { path: String, error: io::Error },
     #[error("{path} belongs to user {uid} and is not believed")]
     Foreign { path: String, uid: u32 },
     #[error("the daemon at {path} says: {message}")]
@@ -74,11 +74,11 @@ fn connect(path: &Path, until: Instant) -> Result<UnixStream, Unanswered> {
                 }
                 thread::sleep(Duration::from_millis(10));
             }
-            Err(source) => return Err(Unanswered::Absent { path: text(), source }),
+            Err(error) => return Err(Unanswered::Absent { path: text(), error }),
         }
     };
     let credentials = rustix::net::sockopt::socket_peercred(&stream)
-        .map_err(|error| Unanswered::Broken { path: text(), source: error.into() })?;
+        .map_err(|error| Unanswered::Broken { path: text(), error: error.into() })?;
     // Only root's daemon sees everything; one's own is for tests.
     if !credentials.uid.is_root() && credentials.uid != rustix::process::geteuid() {
         return Err(Unanswered::Foreign { path: text(), uid: credentials.uid.as_raw() });
@@ -205,8 +205,8 @@ impl Client {
                 Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) => {
                     return Err(Unanswered::Silent { path: self.text() });
                 }
-                Err(source) if is_new || fresh => {
-                    return Err(Unanswered::Broken { path: self.text(), source });
+                Err(error) if is_new || fresh => {
+                    return Err(Unanswered::Broken { path: self.text(), error });
                 }
                 Err(_) => {}
             }
@@ -221,14 +221,14 @@ pub fn events(path: &Path) -> Result<UnixStream, Unanswered> {
     let text = || path.display().to_string();
     let mut stream = connect(path, until)?;
     let bytes = exchange(&mut stream, &Request::new(Get::Events), until)
-        .map_err(|source| Unanswered::Broken { path: text(), source })?;
+        .map_err(|error| Unanswered::Broken { path: text(), error })?;
     let first = bytes.split(|byte| *byte == b'\n').next().unwrap_or_default();
     let answer: Answer<Events> =
         wire::answer(first).map_err(|message| Unanswered::Strange { path: text(), message })?;
     if let Some(Refusal { message, .. }) = answer.error {
         return Err(Unanswered::Refused { path: text(), message });
     }
-    stream.set_nonblocking(true).map_err(|source| Unanswered::Broken { path: text(), source })?;
+    stream.set_nonblocking(true).map_err(|error| Unanswered::Broken { path: text(), error })?;
     Ok(stream)
 }
 
@@ -236,7 +236,7 @@ pub fn events(path: &Path) -> Result<UnixStream, Unanswered> {
 pub fn follow(path: &Path) -> Result<impl Iterator<Item = Result<Event, Unanswered>> + use<>, Unanswered> {
     let until = Instant::now() + FIRST_TIME;
     let text = path.display().to_string();
-    let broken = |source| Unanswered::Broken { path: path.display().to_string(), source };
+    let broken = |error| Unanswered::Broken { path: path.display().to_string(), error };
     let mut stream = connect(path, until)?;
     stream.set_write_timeout(left(until).map_err(broken)?).map_err(broken)?;
     stream.write_all(&wire::line(&Request::new(Get::Follow))).map_err(broken)?;
@@ -254,7 +254,7 @@ pub fn follow(path: &Path) -> Result<impl Iterator<Item = Result<Event, Unanswer
     Ok(reader.lines().map_while(move |line| {
         let line = match line {
             Ok(line) => line,
-            Err(source) => return Some(Err(Unanswered::Broken { path: text.clone(), source })),
+            Err(error) => return Some(Err(Unanswered::Broken { path: text.clone(), error })),
         };
         match serde_json::from_str::<Answer<Event>>(&line) {
             Ok(Answer { answer: Some(event), .. }) => Some(Ok(event)),

@@ -6,6 +6,7 @@ use crate::{
     api::{self, client},
     cli::EventsArgs,
     config::Config,
+    error::Failure,
     exit_code::Exit,
     history::{
         event::{Event, SCHEMA},
@@ -21,7 +22,8 @@ const LAST: SignedDuration = SignedDuration::from_hours(1);
 pub fn run(args: &EventsArgs, config: &Config) -> anyhow::Result<Exit> {
     let EventsArgs { follow, since, json } = args;
     // Before the journal is read, so that nothing falls between the two; what both have is told once.
-    let stream = follow.then(|| client::follow(&api::path(&config.paths.run))).transpose()?;
+    let stream = follow.then(|| client::follow(&api::path(&config.paths.run)));
+    let stream = stream.transpose().map_err(Failure::from)?;
     let mut last = 0;
     if since.is_some() || !follow {
         let path = config.paths.journal();
@@ -37,7 +39,7 @@ pub fn run(args: &EventsArgs, config: &Config) -> anyhow::Result<Exit> {
         }
     }
     for event in stream.into_iter().flatten() {
-        let event = event?;
+        let event = event.map_err(Failure::from)?;
         if event.boot_ns > last && !print(&event, *json)? {
             break;
         }

@@ -19,6 +19,13 @@ pub fn line(event: &Event) -> String {
     format!("{time:.6}  {kind:<7} {text}\n")
 }
 
+/// The same for a screen that has little room: `01:02:03  exit    976 python3: killed by SIGKILL`.
+pub fn short(event: &Event) -> String {
+    let Event { time, boot_ns: _, what } = event;
+    let (kind, text) = words_of(what);
+    format!("{}  {kind:<7} {text}", time.strftime("%H:%M:%S"))
+}
+
 fn words_of(what: &What) -> (&'static str, String) {
     match what {
         What::Start(Start { version, backend, adopted, daemon_pid, devices, .. }) => {

@@ -119,7 +119,7 @@ struct Reader {
 fn failure(error: &Error) -> anyhow::Error {
     match error {
         Error::Damaged(why) => {
-            let message = format!("{why}; the daemon will move it aside and begin a new one");
+            let message = format!("{why}; its daemon moves it aside and begins a new one");
             Failure::unsupported(message).into()
         }
         Error::Refused(why) => Failure::unsupported(why).into(),
@@ -130,7 +130,7 @@ fn failure(error: &Error) -> anyhow::Error {
 impl Reader {
     fn open(path: &Path) -> anyhow::Result<Self> {
         let name = path.display().to_string();
-        let none = || Failure::unsupported(format!("there is no journal at {name}: the daemon has not recorded here"));
+        let none = || Failure::unsupported(format!("there is no journal at {name}: no daemon has recorded there"));
         let not_permitted = || Failure::not_permitted(format!("you may not read {name}: run as root"));
         match fs::metadata(path) {
             Ok(meta) if !meta.is_file() => return Err(Failure::usage(format!("{name} is not a file")).into()),

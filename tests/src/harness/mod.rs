@@ -19,6 +19,7 @@ mod proc;
 mod schema;
 mod shared;
 mod terminal;
+mod tmux;
 mod world;
 
 pub use actor::{Actor, Said, Scene};
@@ -33,6 +34,7 @@ pub use proc::{anybody, observe};
 pub use schema::Schema;
 pub use shared::Shared;
 pub use terminal::Terminal;
+pub use tmux::Tmux;
 pub use world::World;
 
 pub use crate::actor::{

@@ -93,6 +93,14 @@ impl Player {
         answer.parse().unwrap_or_else(|_| panic!("{line}: {answer}"))
     }
 
+    /// Whether it has not ended.
+    pub fn runs(&mut self) -> bool {
+        if self.status.is_none() {
+            self.status = self.child.try_wait().expect("wait for a child");
+        }
+        self.status.is_none()
+    }
+
     /// Waits for its end.
     pub fn end(&mut self) -> ExitStatus {
         let status = self.status.or_else(|| wait(&mut self.child, PATIENCE)).expect("it ends");

@@ -9,7 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use gpureap_tests::harness::{Bench, PATIENCE, Pid, Player, Role, Schema, World, settle, skip, sys};
+use gpureap_tests::harness::{Bench, Device, PATIENCE, Pid, Player, Role, Schema, World, settle, skip, sys};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -265,4 +265,14 @@ fn a_recording_gives_the_same_report_as_the_journal() {
             assert_eq!(told[field], kept[field], "{field} of {pid}");
         }
     }
+}
+
+#[test]
+fn without_a_daemon_there_is_nothing_to_follow() {
+    let bench = Bench::new(&[Device::full()]);
+    let output = bench.run(&["events", "--follow"]).expect_code(8);
+    let socket = bench.path("run/gpureap.sock");
+    let expected =
+        format!("gpureap: no daemon listens on {}: No such file or directory (os error 2)", socket.display());
+    assert_eq!(output.complaint(), expected);
 }

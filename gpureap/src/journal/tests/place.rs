@@ -29,7 +29,7 @@ fn a_newer_file_is_refused_and_left_alone() {
 fn nothing_to_read_is_said() {
     let place = Scene::new();
     let path = place.path();
-    let expected = format!("there is no journal at {}: the daemon has not recorded here", path.display());
+    let expected = format!("there is no journal at {}: no daemon has recorded there", path.display());
     assert_eq!(message(read(&path, &Question::default())), (Exit::Unsupported, expected.clone()));
     std::fs::write(&path, "").unwrap();
     assert_eq!(message(read(&path, &Question::default())), (Exit::Unsupported, expected));

@@ -1,0 +1,90 @@
+//! A screen that a program draws on, as tmux shows it.
+use std::{
+    path::PathBuf,
+    process::{Command, Stdio},
+    time::{Duration, Instant},
+};
+
+use tempfile::TempDir;
+
+use super::PATIENCE;
+
+/// A tmux server of its own, with one window. It ends with this.
+pub struct Tmux {
+    place: TempDir,
+}
+
+impl Tmux {
+    /// Runs a command in a window of that size; its environment goes with it.
+    pub fn start(command: &Command, columns: u16, lines: u16) -> Self {
+        let tmux = Self { place: tempfile::Builder::new().prefix("gpureap-tmux-").tempdir().expect("a directory") };
+        let (columns, lines) = (columns.to_string(), lines.to_string());
+        let mut start = tmux.command();
+        start.args(["-f", "/dev/null", "new-session", "-d", "-x", &columns, "-y", &lines]);
+        for (name, value) in command.get_envs() {
+            let mut assignment = name.to_os_string();
+            assignment.push("=");
+            assignment.push(value.unwrap_or_default());
+            start.arg("-e").arg(assignment);
+        }
+        // What it left is read after its end.
+        let status = start
+            .args(["sh", "-c", "\"$@\"; echo \"it ended with $?\"; exec sleep 600", "sh"])
+            .arg(command.get_program())
+            .args(command.get_args())
+            .status();
+        assert!(status.expect("start tmux").success(), "tmux starts");
+        tmux
+    }
+
+    fn command(&self) -> Command {
+        let mut command = Command::new("tmux");
+        let socket: PathBuf = self.place.path().join("socket");
+        command.arg("-S").arg(socket).env("LC_ALL", "C.UTF-8").env("TERM", "xterm-256color").stdin(Stdio::null());
+        command
+    }
+
+    /// The lines of the screen.
+    pub fn capture(&self) -> Vec<String> {
+        let output = self.command().args(["capture-pane", "-p"]).output().expect("capture the screen");
+        String::from_utf8(output.stdout).expect("UTF-8").lines().map(|line| line.trim_end().to_owned()).collect()
+    }
+
+    /// As tmux names them: `q`, `Down`, `C-c`.
+    pub fn keys(&self, keys: &[&str]) {
+        let status = self.command().arg("send-keys").args(keys).status();
+        assert!(status.expect("send keys").success(), "tmux takes the keys {keys:?}");
+    }
+
+    pub fn resize(&self, columns: u16, lines: u16) {
+        let (columns, lines) = (columns.to_string(), lines.to_string());
+        let status = self.command().args(["resize-window", "-x", &columns, "-y", &lines]).status();
+        assert!(status.expect("resize").success(), "tmux takes the size");
+    }
+
+    /// Waits until the screen is as wanted, and returns it.
+    #[track_caller]
+    pub fn expect(&self, what: &str, fits: impl Fn(&[String]) -> bool) -> Vec<String> {
+        let until = Instant::now() + PATIENCE;
+        loop {
+            let screen = self.capture();
+            if fits(&screen) {
+                return screen;
+            }
+            assert!(Instant::now() < until, "{what}; the screen is:\n{}", screen.join("\n"));
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+
+    /// Waits until some line has this.
+    #[track_caller]
+    pub fn expect_text(&self, text: &str) -> Vec<String> {
+        self.expect(&format!("{text:?} is not shown"), |screen| screen.iter().any(|line| line.contains(text)))
+    }
+}
+
+impl Drop for Tmux {
+    fn drop(&mut self) {
+        self.command().arg("kill-server").stderr(Stdio::null()).status().ok();
+    }
+}
