@@ -71,7 +71,10 @@ fn question(args: &ReportArgs, host: &Host) -> anyhow::Result<(Question, Window)
         (Some(at), ..) => (Some(*at), Some(*at)),
         // A boot is asked for as a whole.
         (None, None, Some(_)) => (None, *until),
-        (None, since, _) => (Some(since.unwrap_or_else(|| until.unwrap_or(host.now) - LAST)), *until),
+        (None, since, _) => {
+            let begin = || until.unwrap_or(host.now).checked_sub(LAST).unwrap_or(Timestamp::MIN);
+            (Some(since.unwrap_or_else(begin)), *until)
+        }
     };
     if let (Some(since), Some(until)) = (since, until)
         && since > until
@@ -85,7 +88,7 @@ fn question(args: &ReportArgs, host: &Host) -> anyhow::Result<(Question, Window)
 fn boot_choice(text: &str, host: &Host) -> anyhow::Result<BootChoice> {
     let wrong = || Failure::usage(format!("--boot `{text}` is not 0, -1, -2 and so on, and no boot's id"));
     if let Ok(number) = text.parse::<i64>() {
-        let boots = u32::try_from(-number).map_err(|_| wrong())?;
+        let boots = number.checked_neg().and_then(|boots| u32::try_from(boots).ok()).ok_or_else(wrong)?;
         return Ok(match boots {
             0 => BootChoice::Current(host.boot_id.clone()),
             boots => BootChoice::Back { boots, from: host.boot_id.clone() },
@@ -216,8 +219,10 @@ mod tests {
         assert_eq!(choice("0").unwrap(), BootChoice::Current("0a1b".to_owned()));
         assert_eq!(choice("-2").unwrap(), BootChoice::Back { boots: 2, from: "0a1b".to_owned() });
         assert_eq!(choice("0a1b-77").unwrap(), BootChoice::Id("0a1b-77".to_owned()));
-        for text in ["1", "", "last", "-99999999999", "%"] {
+        for text in ["1", "", "last", "-99999999999", "-9223372036854775808", "%"] {
             assert!(choice(text).is_err(), "{text}");
+        let first = args(&|args| args.until = Some(Timestamp::MIN)).unwrap();
+        assert_eq!(first, (Some(Timestamp::MIN), Some(Timestamp::MIN)));
         }
     }
 }

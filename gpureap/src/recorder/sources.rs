@@ -60,7 +60,7 @@ pub(super) fn follow_log(path: &Path, read: LogRead, out: mpsc::WeakSender<Input
                 }
             };
             let Some((sequence, line)) = kmsg::text(&record) else { continue };
-            let at = time(&record).map(|microseconds| (microseconds * 1_000).saturating_add_signed(offset));
+            let at = time(&record, offset);
             let was_read = match read {
                 LogRead::Record(last) => sequence <= last,
                 LogRead::Until(until) => at.is_some_and(|at| at <= until),
@@ -78,9 +78,10 @@ pub(super) fn follow_log(path: &Path, read: LogRead, out: mpsc::WeakSender<Input
     Ok(())
 }
 
-/// Microseconds since boot, without the time asleep.
-fn time(record: &str) -> Option<u64> {
-    record.split_once(';')?.0.split(',').nth(2)?.parse().ok()
+/// Boottime of a record, which has microseconds without the time asleep, which is `offset`.
+pub(crate) fn time(record: &str, offset: i64) -> Option<u64> {
+    let microseconds: u64 = record.split_once(';')?.0.split(',').nth(2)?.parse().ok()?;
+    Some(microseconds.saturating_mul(1_000).saturating_add_signed(offset))
 }
 
 /// The record of reaps, which `gpureap reap` writes before it signals.
@@ -169,7 +170,8 @@ mod tests {
 
     #[test]
     fn times_of_log_records() {
-        assert_eq!(time("6,339,5140900,-;NVRM: x"), Some(5_140_900));
-        assert_eq!(time("6,339"), None);
+        assert_eq!(time("6,339,5140900,-;NVRM: x", 7), Some(5_140_900_007));
+        assert_eq!(time("6,339,18446744073709551615,-;x", 0), Some(u64::MAX));
+        assert_eq!(time("6,339", 0), None);
     }
 }
