@@ -316,7 +316,7 @@ impl Config {
     }
 
     /// Reads the text of a config file; `path` is for messages.
-    fn parse(text: &str, path: &Path) -> Result<Self, Failure> {
+    pub(crate) fn parse(text: &str, path: &Path) -> Result<Self, Failure> {
         let at = |span: Option<std::ops::Range<usize>>, message: &str| {
             // The parser points at the start of a table for what is missing in it.
             let line = span.map_or(1, |span| text[..span.start.min(text.len())].matches('\n').count() + 1);

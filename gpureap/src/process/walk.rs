@@ -207,15 +207,15 @@ fn device_at(dir: &OwnedFd, name: &str, devices: &Devices) -> Option<Held> {
 
 /// A line of /proc/PID/maps with a file behind it.
 #[derive(Debug, PartialEq, Eq)]
-struct Mapping<'a> {
-    range: &'a str,
+pub(crate) struct Mapping<'a> {
+    pub(crate) range: &'a str,
     /// Device number of the file system, and the inode.
-    file: (u32, u32, u64),
-    path: &'a str,
+    pub(crate) file: (u32, u32, u64),
+    pub(crate) path: &'a str,
 }
 
 impl<'a> Mapping<'a> {
-    fn parse(line: &'a str) -> Option<Self> {
+    pub(crate) fn parse(line: &'a str) -> Option<Self> {
         let mut rest = line;
         let mut word = || {
             let (word, after) = rest.trim_start().split_once(' ')?;
