@@ -35,5 +35,6 @@ pub mod run;
 #[cfg(test)]
 mod schema_check;
 pub mod track;
+pub mod trust;
 pub mod watch;
 pub mod when;

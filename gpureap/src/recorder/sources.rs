@@ -18,6 +18,7 @@ use crate::{
         rows::Key,
     },
     reap::record::{self, Line},
+    trust,
 };
 
 /// Longest record of the kernel's log (`CONSOLE_EXT_LOG_MAX`, include/linux/printk.h).
@@ -103,7 +104,11 @@ impl Reaps {
 
     /// What is new since the last time, with its wall-clock time. Whole lines only.
     pub(super) fn take(&mut self) -> Vec<(jiff::Timestamp, Reap)> {
-        let Ok(metadata) = std::fs::metadata(&self.path) else { return Vec::new() };
+        // What says who was killed is believed of root alone.
+        let Ok(metadata) = std::fs::symlink_metadata(&self.path) else { return Vec::new() };
+        if !metadata.is_file() || trust::no_others(&self.path, &metadata).is_err() {
+            return Vec::new();
+        }
         if metadata.ino() != self.inode || metadata.len() < self.read {
             self.inode = metadata.ino();
             self.read = metadata.len().saturating_sub(TAIL);
@@ -137,7 +142,7 @@ impl Reaps {
 
 #[cfg(test)]
 mod tests {
-    use std::{fs, io::Write as _};
+    use std::{fs, io::Write as _, os::unix::fs::PermissionsExt as _};
 
     use super::*;
 
@@ -166,6 +171,16 @@ mod tests {
         fs::remove_file(&path).unwrap();
         fs::write(&path, line(11, "b")).unwrap();
         assert_eq!(pids(reaps.take()), [11]);
+        // What others could have written is not believed, nor what a link leads to.
+        fs::rename(&path, dir.path().join("other")).unwrap();
+        std::os::unix::fs::symlink(dir.path().join("other"), &path).unwrap();
+        assert_eq!(reaps.take(), []);
+        fs::remove_file(&path).unwrap();
+        fs::write(&path, line(12, "b")).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o666)).unwrap();
+        assert_eq!(reaps.take(), []);
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o640)).unwrap();
+        assert_eq!(pids(reaps.take()), [12]);
     }
 
     #[test]
