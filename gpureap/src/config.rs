@@ -15,7 +15,13 @@ use gpureap_common::abi::{ANY_MINOR, MAX_MAJOR};
 use jiff::{Span, SpanRelativeTo};
 
 use self::file::{MapSize, RawConfig, RawDaemon, RawDevice, RawJournal, RawKind, RawMaps, RawNvml};
-use crate::{classify::Rules, error::Failure, journal, model::Backend};
+use crate::{
+    classify::Rules,
+    error::Failure,
+    journal,
+    model::Backend,
+    trust::{self, Distrust},
+};
 
 /// Where things are. Every path can be moved, so that tests and a second instance run beside the real one.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -301,7 +307,7 @@ impl Config {
         if let Some(config) = config {
             paths.config = config;
         }
-        let mut result = match fs::read_to_string(&paths.config) {
+        let mut result = match read(&paths.config)? {
             Ok(text) => Self::parse(&text, &paths.config)?,
             Err(error) if error.kind() == io::ErrorKind::NotFound && !named => Self::default(),
             Err(error) => {
@@ -323,7 +329,7 @@ impl Config {
     }
 
     /// Reads the text of a config file; `path` is for messages.
-    fn parse(text: &str, path: &Path) -> Result<Self, Failure> {
+    pub(crate) fn parse(text: &str, path: &Path) -> Result<Self, Failure> {
         let at = |span: Option<std::ops::Range<usize>>, message: &str| {
             // The parser points at the start of a table for what is missing in it.
             let line = span.map_or(1, |span| text[..span.start.min(text.len())].matches('\n').count() + 1);
@@ -379,6 +385,20 @@ impl Config {
             ..default
         })
     }
+}
+
+/// Root believes no file that somebody else could have written: it may name a library that is loaded.
+fn read(path: &Path) -> anyhow::Result<io::Result<String>> {
+    if rustix::process::geteuid().is_root() {
+        match trust::place(path) {
+            Ok(_) => {}
+            Err(Distrust::Io { source, .. }) => return Ok(Err(source)),
+            Err(error) => {
+                return Err(Failure::usage(error.to_string())).context("root does not believe the config file");
+            }
+        }
+    }
+    Ok(fs::read_to_string(path))
 }
 
 fn check_unique(devices: &[StandIn], new: &StandIn) -> Result<(), String> {

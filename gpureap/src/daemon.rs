@@ -5,8 +5,8 @@ use std::{
     collections::BTreeSet,
     env, fs,
     io::{Read as _, Seek as _, Write as _},
-    os::unix::fs::PermissionsExt as _,
-    path::Path,
+    os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _},
+    path::{Path, PathBuf},
     time::Duration,
 };
 
@@ -42,6 +42,7 @@ use crate::{
     history::event::{self, What},
     model::Backend,
     recorder::{Begin, KeepNothing, Recorder},
+    trust::{self, Distrust},
 };
 
 /// A CUDA process opens its devices in a burst and maps them in the same second; then it is looked at once.
@@ -104,15 +105,14 @@ fn announce(tracer: &Tracer, devices: &Devices) {
 }
 
 /// Makes a directory that users can reach the socket in, whatever the umask.
-fn make_for_all(run: &Path) -> std::io::Result<()> {
-    if let Some(parent) = run.parent() {
-        fs::create_dir_all(parent)?;
+fn make_for_all(run: &Path) -> Result<PathBuf, Distrust> {
+    let is_new = fs::symlink_metadata(run).is_err();
+    let run = trust::make_directory(run, 0o755)?;
+    if is_new {
+        let io = |source| Distrust::Io { path: run.display().to_string(), source };
+        fs::set_permissions(&run, fs::Permissions::from_mode(0o755)).map_err(io)?;
     }
-    match fs::create_dir(run) {
-        Ok(()) => fs::set_permissions(run, fs::Permissions::from_mode(0o755)),
-        Err(_) if run.is_dir() => Ok(()),
-        Err(error) => Err(error),
-    }
+    Ok(run)
 }
 
 /// One daemon per run directory. The lock is the kernel's: it goes with the process, however that ends.
@@ -122,15 +122,18 @@ struct Lock {
 
 impl Lock {
     fn take(run: &Path) -> anyhow::Result<Self> {
-        make_for_all(run).map_err(|error| crate::bpf::denied_or(run, error))?;
-        let path = run.join("daemon.lock");
+        let path = make_for_all(run).map_err(crate::bpf::distrusted)?.join("daemon.lock");
         let mut file = fs::OpenOptions::new()
             .read(true)
             .write(true)
             .create(true)
             .truncate(false)
+            .mode(0o600)
+            .custom_flags(libc::O_NOFOLLOW)
             .open(&path)
             .map_err(|error| crate::bpf::denied_or(&path, error))?;
+        // Whoever can open it could lock it, and keep the next daemon from starting.
+        file.set_permissions(fs::Permissions::from_mode(0o600)).map_err(|error| crate::bpf::denied_or(&path, error))?;
         if flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
             let mut pid = String::new();
             file.read_to_string(&mut pid).ok();

@@ -17,6 +17,9 @@ pub mod exit_code;
 pub mod eyes;
 pub mod fence;
 pub mod footprint;
+#[cfg(any(test, feature = "fuzzing"))]
+#[doc(hidden)]
+pub mod fuzzing;
 pub mod gpu;
 pub mod history;
 pub mod holders;
@@ -33,5 +36,6 @@ pub mod run;
 mod schema_check;
 pub mod top;
 pub mod track;
+pub mod trust;
 pub mod watch;
 pub mod when;

@@ -309,6 +309,22 @@ fn a_live_socket_is_never_taken_and_a_link_never_followed() {
 }
 
 #[test]
+fn a_socket_of_somebody_else_is_not_believed() {
+    let bench = bench();
+    fs::set_permissions(bench.path("run"), fs::Permissions::from_mode(0o777)).expect("chmod");
+    let path = socket(&bench);
+    let listener = std::thread::spawn(move || {
+        // SAFETY: it changes the user of this thread alone, which ends soon.
+        let changed = unsafe { libc::syscall(libc::SYS_setresuid, NOBODY, NOBODY, NOBODY) };
+        assert_eq!(changed, 0, "become another user");
+        UnixListener::bind(path).expect("listen")
+    });
+    let _listener = listener.join().expect("the listener");
+    let output = bench.run(&["events", "--follow"]).expect_code(8);
+    assert!(output.complaint().contains("belongs to user 65534 and is not believed"), "{output:#?}");
+}
+
+#[test]
 fn where_proc_hides_processes_their_names_are_not_told() {
     let bench = bench();
     let Some(world) = user("hidepid", &bench) else { return };

@@ -35,7 +35,8 @@ pub(crate) fn lint() -> Result<()> {
 }
 
 fn format() -> Result<()> {
-    process::run(process::cargo().args(["fmt", "--all", "--check"]))
+    process::run(process::cargo().args(["fmt", "--all", "--check"]))?;
+    process::run(process::cargo().args(["fmt", "--manifest-path", "fuzz/Cargo.toml", "--", "--check"]))
 }
 
 fn clippy() -> Result<()> {

@@ -10,6 +10,7 @@ use clap::{Parser, Subcommand};
 mod artifacts;
 mod bench;
 mod ebpf;
+mod fuzz;
 mod initramfs;
 mod kernels;
 mod libtest;
@@ -46,6 +47,8 @@ enum Task {
     Vm(vm::Options),
     /// Formatting, clippy, licences, documentation: every warning is an error
     Lint,
+    /// Run the fuzz targets
+    Fuzz(fuzz::Options),
     /// Measure gpureap against fuser and lsof (as root)
     #[command(subcommand)]
     Bench(bench::Bench),
@@ -87,6 +90,7 @@ fn run(task: Task) -> Result<()> {
             names.iter().try_for_each(|name| kernels::Kernel::named(name)?.fetch(true).map(drop))
         }
         Task::Vm(options) => vm::command(&options),
+        Task::Fuzz(options) => fuzz::command(&options),
         Task::Bench(bench) => bench::bench(&bench),
         Task::Lint => lint::lint().and_then(|()| lint::docs()),
         Task::Test(options) => test::test(options),

@@ -25,6 +25,7 @@ struct Need {
 /// Programs and files rather than package names: whoever installed them by other means is fine too.
 const NEEDS: &[Need] = &[
     Need { what: "a C compiler", present: || program("cc"), packages: &["gcc"] },
+    Need { what: "a C++ compiler", present: || program("c++"), packages: &["g++"] },
     Need {
         what: "a static C library",
         present: || exists("/usr/lib/x86_64-linux-gnu/libc.a") || exists("/usr/lib64/libc.a"),

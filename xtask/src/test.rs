@@ -12,7 +12,7 @@ use rustix::mount::{MountFlags, mount};
 
 use crate::{
     artifacts::{self, Artifacts, Executable},
-    ebpf,
+    ebpf, fuzz,
     libtest::{self, Counts},
     lint, process, setup, vm,
 };
@@ -43,6 +43,7 @@ pub(crate) fn test(options: Options) -> Result<()> {
         });
         if let Some(artifacts) = built {
             stages.run("unit", || unit(&artifacts));
+            stages.run("fuzz", || fuzz::fuzz(&fuzz::Options::default()));
             if !options.no_native {
                 stages.run("native", || native(&artifacts));
             }

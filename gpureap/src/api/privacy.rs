@@ -31,7 +31,7 @@ impl Hiding {
     }
 
     /// From a mount table; of several file systems on /proc the last lies on top.
-    fn parse(mountinfo: &str) -> Self {
+    pub(crate) fn parse(mountinfo: &str) -> Self {
         let on_proc = |line: &str| {
             let (mount, system) = line.split_once(" - ")?;
             let place = mount.split(' ').nth(4)?;

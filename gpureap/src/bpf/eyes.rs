@@ -393,6 +393,9 @@ impl KernelEyes {
 pub fn from_pins(config: &Config, devices: &Devices) -> anyhow::Result<Result<KernelEyes, Vec<String>>> {
     let root = &config.paths.pin;
     let (sets, _) = super::pins::list(root).map_err(|error| super::denied_or(root, error))?;
+    if !sets.is_empty() {
+        crate::trust::place(root).map_err(super::distrusted)?;
+    }
     let mut notes = Vec::new();
     for set in sets {
         match Handles::from_pins(&set.dir) {

@@ -77,7 +77,7 @@ pub struct Loaded {
 
 /// The capabilities that iterators take, and those that programs take which are attached.
 const LOOKS: &[&str] = &["CAP_BPF", "CAP_PERFMON"];
-pub(super) const PROBES: &[&str] = &["CAP_BPF", "CAP_PERFMON", "CAP_SYS_ADMIN"];
+pub(super) const PROBES: &[&str] = &["CAP_BPF", "CAP_PERFMON", "CAP_NET_ADMIN"];
 
 /// Why a probe set does not run here, in the kernel's words.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -13,7 +13,7 @@ pub mod tracer;
 
 pub use tracer::Tracer;
 
-use crate::{config::Config, error::Failure, gpu::devices::Devices, kernel::rights, model::Source};
+use crate::{config::Config, error::Failure, gpu::devices::Devices, kernel::rights, model::Source, trust::Distrust};
 
 /// Opens the best source, or the one that is asked for: the pinned map of a running tracer, else a one-shot snapshot;
 /// with it, the devices that it looks at. `Source::Proc` is not the kernel's: the caller falls back to it when this fails
@@ -43,6 +43,16 @@ pub fn open_eyes(
     }
     let handles = load::Loaded::new(config, devices)?.into_snapshot()?;
     Ok((eyes::KernelEyes::new(handles, devices.clone(), None, config).with_notes(notes), devices.clone()))
+}
+
+/// A directory that somebody else could have made, or changed.
+pub(crate) fn distrusted(error: Distrust) -> anyhow::Error {
+    match error {
+        Distrust::Io { path, source } => denied_or(path.as_ref(), source),
+        Distrust::Owner { .. } | Distrust::Writable { .. } | Distrust::Links { .. } => {
+            Failure::unsupported(error.to_string()).into()
+        }
+    }
 }
 
 /// A failed step on a directory of ours, as a sentence with the right exit code.

@@ -3,13 +3,18 @@
 
 use std::{
     fs, io,
+    os::unix::fs::PermissionsExt as _,
     path::{Path, PathBuf},
 };
 
 use gpureap_common::abi::ABI_VERSION;
 
-use super::{denied_or, handles, load, object};
-use crate::{error::Failure, model::Backend};
+use super::{denied_or, distrusted, handles, load, object};
+use crate::{
+    error::Failure,
+    model::Backend,
+    trust::{self, Distrust},
+};
 
 /// `BPF_FS_MAGIC`, include/uapi/linux/magic.h.
 const BPF_FS: i64 = 0xcafe_4a11;
@@ -68,7 +73,7 @@ pub fn list(root: &Path) -> io::Result<(Vec<Set>, Vec<PathBuf>)> {
     Ok((sets, others))
 }
 
-/// Checks that pins can be made under `root`.
+/// Checks that pins can be made under `root`, and that what is there is nobody else's.
 pub fn check_root(root: &Path) -> anyhow::Result<()> {
     let parent = root.ancestors().find(|path| path.exists()).unwrap_or(Path::new("/"));
     let kind = rustix::fs::statfs(parent).map_err(|error| denied_or(parent, error.into()))?.f_type;
@@ -79,7 +84,19 @@ pub fn check_root(root: &Path) -> anyhow::Result<()> {
         ))
         .into());
     }
-    Ok(())
+    match trust::place(root) {
+        Ok(_) => Ok(()),
+        Err(Distrust::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(error) => Err(distrusted(error)),
+    }
+}
+
+/// Makes the pin directory, or takes one that nobody else could have made: bpffs is often mounted for all to write to,
+/// and what is in here is removed by name. Nobody else may open it, as whoever can could hold its lock.
+pub fn make_root(root: &Path) -> anyhow::Result<()> {
+    check_root(root)?;
+    let real = trust::make_directory(root, 0o700).map_err(distrusted)?;
+    fs::set_permissions(&real, fs::Permissions::from_mode(0o700)).map_err(|error| denied_or(root, error))
 }
 
 /// Where a set is made before it gets its name.

@@ -43,8 +43,7 @@ impl Tracer {
     pub fn start(config: &Config, devices: &Devices) -> anyhow::Result<Self> {
         rights::require_host_pids()?;
         let root = &config.paths.pin;
-        pins::check_root(root)?;
-        fs::create_dir_all(root).map_err(|error| super::denied_or(root, error))?;
+        pins::make_root(root)?;
         let started = Self::start_in(root, config, devices);
         if started.is_err() {
             // Gone only if nothing is left in it.

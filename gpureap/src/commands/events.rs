@@ -22,8 +22,7 @@ const LAST: SignedDuration = SignedDuration::from_hours(1);
 pub fn run(args: &EventsArgs, config: &Config) -> anyhow::Result<Exit> {
     let EventsArgs { follow, since, json } = args;
     // Before the journal is read, so that nothing falls between the two; what both have is told once.
-    let stream = follow.then(|| client::follow(&api::path(&config.paths.run)));
-    let stream = stream.transpose().map_err(Failure::from)?;
+    let stream = follow.then(|| client::follow(&api::path(&config.paths.run))).transpose().map_err(Failure::from)?;
     let mut last = 0;
     if since.is_some() || !follow {
         let path = config.paths.journal();
@@ -39,7 +38,7 @@ pub fn run(args: &EventsArgs, config: &Config) -> anyhow::Result<Exit> {
         }
     }
     for event in stream.into_iter().flatten() {
-        let event = event.map_err(Failure::from)?;
+        let event = event?;
         if event.boot_ns > last && !print(&event, *json)? {
             break;
         }
@@ -61,9 +60,7 @@ fn print(event: &Event, json: bool) -> anyhow::Result<bool> {
             #[serde(flatten)]
             event: &'a Event,
         }
-        let mut text = serde_json::to_string(&Line { schema: SCHEMA, event })?;
-        text.push('\n');
-        out::stream(text.as_bytes())
+        out::json::stream(&Line { schema: SCHEMA, event })
     } else {
         out::stream(line::line(event).as_bytes())
     }

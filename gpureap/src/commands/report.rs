@@ -3,7 +3,7 @@
 use std::{
     collections::BTreeSet,
     fs::{self, File},
-    io::{BufReader, Read as _},
+    io::{self, BufReader, Read as _, Write as _},
     path::{Path, PathBuf},
 };
 
@@ -29,6 +29,9 @@ use crate::{
 
 /// Without `--since`, `--at` or `--boot`.
 const LAST: SignedDuration = SignedDuration::from_hours(1);
+
+/// Names that are tried for a page that is being written.
+const ATTEMPTS: u32 = 100;
 
 /// From and until, where the arguments give them.
 type Window = (Option<Timestamp>, Option<Timestamp>);
@@ -71,7 +74,10 @@ fn question(args: &ReportArgs, host: &Host) -> anyhow::Result<(Question, Window)
         (Some(at), ..) => (Some(*at), Some(*at)),
         // A boot is asked for as a whole.
         (None, None, Some(_)) => (None, *until),
-        (None, since, _) => (Some(since.unwrap_or_else(|| until.unwrap_or(host.now) - LAST)), *until),
+        (None, since, _) => {
+            let begin = || until.unwrap_or(host.now).checked_sub(LAST).unwrap_or(Timestamp::MIN);
+            (Some(since.unwrap_or_else(begin)), *until)
+        }
     };
     if let (Some(since), Some(until)) = (since, until)
         && since > until
@@ -85,7 +91,7 @@ fn question(args: &ReportArgs, host: &Host) -> anyhow::Result<(Question, Window)
 fn boot_choice(text: &str, host: &Host) -> anyhow::Result<BootChoice> {
     let wrong = || Failure::usage(format!("--boot `{text}` is not 0, -1, -2 and so on, and no boot's id"));
     if let Ok(number) = text.parse::<i64>() {
-        let boots = u32::try_from(-number).map_err(|_| wrong())?;
+        let boots = number.checked_neg().and_then(|boots| u32::try_from(boots).ok()).ok_or_else(wrong)?;
         return Ok(match boots {
             0 => BootChoice::Current(host.boot_id.clone()),
             boots => BootChoice::Back { boots, from: host.boot_id.clone() },
@@ -169,13 +175,26 @@ fn nodes(wanted: &[String], records: &[Record]) -> anyhow::Result<BTreeSet<Strin
 fn write_page(path: &Path, report: &Report) -> anyhow::Result<()> {
     let page = html::render(report);
     let name = path.file_name().ok_or_else(|| Failure::usage(format!("--html {}: not a file", path.display())))?;
-    let mut temporary = name.to_owned();
-    temporary.push(format!(".{}", std::process::id()));
-    let temporary = path.with_file_name(temporary);
-    let written = fs::write(&temporary, page).and_then(|()| fs::rename(&temporary, path));
-    if written.is_err() {
-        fs::remove_file(&temporary).ok();
-    }
+    let beside = |number: u32| {
+        let mut temporary = name.to_owned();
+        temporary.push(format!(".{}.{number}", std::process::id()));
+        path.with_file_name(temporary)
+    };
+    // In a directory of all, such as /tmp, somebody may have put a link or a file of his under the name.
+    let made = (0..ATTEMPTS)
+        .map(|number| (File::create_new(beside(number)), beside(number)))
+        .find(|(made, _)| !made.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::AlreadyExists));
+    let written = match made {
+        Some((Ok(mut file), temporary)) => {
+            let written = file.write_all(page.as_bytes()).and_then(|()| fs::rename(&temporary, path));
+            if written.is_err() {
+                fs::remove_file(&temporary).ok();
+            }
+            written
+        }
+        Some((Err(error), _)) => Err(error),
+        None => Err(io::ErrorKind::AlreadyExists.into()),
+    };
     written.map_err(|error| crate::bpf::denied_or(path, error))
 }
 
@@ -202,6 +221,8 @@ mod tests {
         assert_eq!(args(&|args| args.since = Some(nine)).unwrap(), (Some(nine), None));
         let until = args(&|args| args.until = Some(eleven)).unwrap();
         assert_eq!(until, (Some(time("2026-12-01T10:00:00Z")), Some(eleven)));
+        let first = args(&|args| args.until = Some(Timestamp::MIN)).unwrap();
+        assert_eq!(first, (Some(Timestamp::MIN), Some(Timestamp::MIN)));
         assert_eq!(args(&|args| args.boot = Some("-1".to_owned())).unwrap(), (None, None));
         let backwards = args(&|args| (args.since, args.until) = (Some(eleven), Some(nine)));
         assert_eq!(
@@ -211,12 +232,28 @@ mod tests {
     }
 
     #[test]
+    fn a_page_is_written_through_no_link() {
+        let dir = tempfile::tempdir().unwrap();
+        let (page, victim) = (dir.path().join("page.html"), dir.path().join("victim"));
+        fs::write(&victim, "precious").unwrap();
+        // What somebody who knows the pid would put there, and a link where the page goes.
+        for name in ["page.html".to_owned(), format!("page.html.{}.0", std::process::id())] {
+            std::os::unix::fs::symlink(&victim, dir.path().join(name)).unwrap();
+        }
+        let asked = ask(&ReportArgs::default(), &[], (None, None), &host()).unwrap();
+        write_page(&page, &build::build(&[], &asked)).unwrap();
+        assert_eq!(fs::read_to_string(&victim).unwrap(), "precious");
+        assert!(fs::symlink_metadata(&page).unwrap().is_file());
+        assert!(fs::read_to_string(&page).unwrap().starts_with("<!DOCTYPE html>"));
+    }
+
+    #[test]
     fn boots() {
         let choice = |text: &str| boot_choice(text, &host());
         assert_eq!(choice("0").unwrap(), BootChoice::Current("0a1b".to_owned()));
         assert_eq!(choice("-2").unwrap(), BootChoice::Back { boots: 2, from: "0a1b".to_owned() });
         assert_eq!(choice("0a1b-77").unwrap(), BootChoice::Id("0a1b-77".to_owned()));
-        for text in ["1", "", "last", "-99999999999", "%"] {
+        for text in ["1", "", "last", "-99999999999", "-9223372036854775808", "%"] {
             assert!(choice(text).is_err(), "{text}");
         }
     }

@@ -228,3 +228,30 @@ fn paths_follow_the_environment() {
     assert_eq!((paths.proc.to_str(), paths.sys.to_str()), (Some("/p"), Some("/sys")));
     assert_eq!(Paths::from_env(|_| Some(OsString::new())), Paths::default());
 }
+
+#[test]
+fn root_believes_no_file_that_others_could_have_written() {
+    use std::os::unix::fs::{PermissionsExt as _, chown};
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("skipped: needs root");
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("config.toml");
+    fs::write(&path, "[daemon]\nsocket = false\n").unwrap();
+    let load = || Config::load(Paths { config: path.clone(), ..Paths::default() }, Overrides::default());
+    assert!(!load().unwrap().daemon.socket);
+    let said = || {
+        let error = load().unwrap_err();
+        assert_eq!(exit_of(&error), Exit::Usage);
+        format!("{error:#}")
+    };
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o666)).unwrap();
+    assert!(said().ends_with("config.toml may be written by others than its owner"), "{}", said());
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o644)).unwrap();
+    chown(&path, Some(65534), None).unwrap();
+    assert!(said().ends_with("config.toml belongs to user 65534, not to root"), "{}", said());
+    chown(&path, Some(0), None).unwrap();
+    fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o777)).unwrap();
+    assert!(said().ends_with("may be written by others than its owner"), "{}", said());
+}

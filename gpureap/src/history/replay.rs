@@ -60,12 +60,13 @@ struct Book {
 
 impl Book {
     fn new(first: &Event) -> Self {
-        let offset = i64::try_from(first.time.as_nanosecond()).unwrap_or(0) - first.boot_ns as i64;
+        let offset = first.time.as_nanosecond() - i128::from(first.boot_ns);
+        let wall_offset_ns = i64::try_from(offset).unwrap_or(0);
         let boot = Boot {
             boot_id: String::new(),
             host: String::new(),
             kernel: String::new(),
-            wall_offset_ns: offset,
+            wall_offset_ns,
             last_ns: first.boot_ns,
         };
         Self {

@@ -241,7 +241,7 @@ impl<'a> Index<'a> {
             count => format!("{count} {}", plural(count, "incident", "incidents")),
         };
         // A window that is over tells of its end.
-        let past = report.until + SignedDuration::from_mins(1) < report.time;
+        let past = report.time.duration_since(report.until) > SignedDuration::from_mins(1);
         let running = report.hosts.iter().any(|host| host.state == HostState::Running);
         let holders = match (who.is_empty(), past || !running) {
             (true, false) => "nobody holds a GPU now".to_owned(),

@@ -1,15 +1,16 @@
 //! The file's place: whether it may be trusted, and where a damaged one goes.
 
 use std::{
-    fs::{self, DirBuilder, Metadata, OpenOptions},
+    fs::{self, OpenOptions},
     io,
-    os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _},
+    os::unix::fs::OpenOptionsExt as _,
     path::{Path, PathBuf},
 };
 
 use jiff::Timestamp;
 
 use super::Error;
+use crate::trust::{self, Distrust};
 
 /// Damaged files that are kept, for whoever wants to know what happened to the disk.
 const KEPT: usize = 3;
@@ -24,11 +25,8 @@ pub(super) fn prepare(path: &Path) -> Result<PathBuf, Error> {
     let (Some(dir), Some(name)) = (path.parent(), path.file_name()) else {
         return Err(Error::Refused(format!("{} is not the path of a file", path.display())));
     };
-    DirBuilder::new().recursive(true).mode(0o750).create(dir).map_err(unwritable)?;
-    let dir = dir.canonicalize().map_err(unwritable)?;
-    let meta = fs::metadata(&dir).map_err(unwritable)?;
-    // Whoever may write there may put another file in its place.
-    trusted(&dir, &meta, 0o002)?;
+    // Whoever may write there may put another file in its place, or a log beside it.
+    let dir = trust::make_directory(dir, 0o750).map_err(refused)?;
     let path = dir.join(name);
     loop {
         match fs::symlink_metadata(&path) {
@@ -37,7 +35,7 @@ pub(super) fn prepare(path: &Path) -> Result<PathBuf, Error> {
             }
             Ok(meta) => {
                 // No descriptor is opened to look at it: a close would take away the locks that this process has on it.
-                trusted(&path, &meta, 0o022)?;
+                trust::no_others(&path, &meta).map_err(refused)?;
                 return Ok(path);
             }
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
@@ -51,15 +49,14 @@ pub(super) fn prepare(path: &Path) -> Result<PathBuf, Error> {
     }
 }
 
-fn trusted(path: &Path, meta: &Metadata, foreign: u32) -> Result<(), Error> {
-    let ours = rustix::process::geteuid().as_raw();
-    if meta.uid() != 0 && meta.uid() != ours {
-        return Err(Error::Refused(format!("{} belongs to user {}, not to root", path.display(), meta.uid())));
+#[expect(clippy::needless_pass_by_value, reason = "as map_err hands it in")]
+fn refused(error: Distrust) -> Error {
+    match error {
+        Distrust::Io { .. } => Error::Unwritable(error.to_string()),
+        Distrust::Owner { .. } | Distrust::Writable { .. } | Distrust::Links { .. } => {
+            Error::Refused(error.to_string())
+        }
     }
-    if meta.mode() & foreign != 0 {
-        return Err(Error::Refused(format!("{} may be written by others than its owner", path.display())));
-    }
-    Ok(())
 }
 
 fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
@@ -120,7 +117,7 @@ fn remove_oldest(path: &Path) {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::{PermissionsExt as _, symlink};
+    use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, symlink};
 
     use super::*;
 

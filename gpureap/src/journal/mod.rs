@@ -7,7 +7,7 @@
 mod file;
 pub mod reader;
 mod retention;
-mod rows;
+pub(crate) mod rows;
 pub mod schema;
 #[cfg(test)]
 mod tests;

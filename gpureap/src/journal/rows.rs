@@ -39,7 +39,7 @@ pub(super) const DEVICE_COLUMNS: &str = "node, major, minor, kind, gpu, nvml_ind
 pub(super) type Bound = Box<dyn ToSql>;
 
 /// A boottime as a column has it. No clock gets beyond 2^63 ns; whatever is written is read back the same.
-pub(super) const fn ns(time: u64) -> i64 {
+pub(crate) const fn ns(time: u64) -> i64 {
     time.cast_signed()
 }
 
@@ -276,15 +276,15 @@ pub(super) fn process(row: &Row<'_>) -> rusqlite::Result<ProcessRow> {
 }
 
 /// An event taken apart: what has a column, and the rest as JSON.
-pub(super) struct EventParts {
-    pub(super) kind: String,
-    pub(super) key: Option<Key>,
-    pub(super) node: Option<String>,
-    pub(super) data: Option<String>,
+pub(crate) struct EventParts {
+    pub(crate) kind: String,
+    pub(crate) key: Option<Key>,
+    pub(crate) node: Option<String>,
+    pub(crate) data: Option<String>,
 }
 
 /// `None` of what cannot be put into JSON, which no event is.
-pub(super) fn event_parts(what: &What) -> Option<EventParts> {
+pub(crate) fn event_parts(what: &What) -> Option<EventParts> {
     let Ok(Value::Object(mut data)) = serde_json::to_value(what) else { return None };
     let Some(Value::String(kind)) = data.shift_remove("event") else { return None };
     // Both or none: an Xid has the pid that the driver said, which is no identity and stays where it is.
@@ -305,7 +305,7 @@ pub(super) fn event_parts(what: &What) -> Option<EventParts> {
 }
 
 /// The id that the row has, and the event; `None` of a kind that only a newer gpureap knows.
-pub(super) fn event(row: &Row<'_>) -> rusqlite::Result<Option<(i64, Event)>> {
+pub(crate) fn event(row: &Row<'_>) -> rusqlite::Result<Option<(i64, Event)>> {
     let kind: String = row.get(3)?;
     let mut data: Map<String, Value> = from_json(row, 7)?;
     if let Some(key) = maybe_key(row, 4)? {

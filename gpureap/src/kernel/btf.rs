@@ -43,6 +43,10 @@ mod kind {
 const MAGIC: u16 = 0xeb9f;
 /// Nested anonymous structures deeper than this are not in any kernel.
 const MAX_DEPTH: u32 = 16;
+/// Members that are looked at for one name. The largest structures have some hundred.
+const MAX_MEMBERS: u32 = 1 << 16;
+/// Typedefs and qualifiers on the way to a type.
+const MAX_ALIASES: u32 = 64;
 
 #[derive(Clone, Copy, Debug)]
 struct Type {
@@ -143,7 +147,8 @@ impl Btf {
     /// Where `member` of `struct name` is; anonymous structures and unions inside are looked through.
     pub fn member(&self, name: &str, member: &str) -> Result<Member, BtfError> {
         let id = self.named(kind::STRUCT, name).ok_or_else(|| BtfError::NoStruct(name.to_owned()))?;
-        match self.find(id, member, 0, 0)? {
+        let mut left = MAX_MEMBERS;
+        match self.find(id, member, 0, 0, &mut left)? {
             Some((bits, type_id, bit_size)) => {
                 if bits % 8 != 0 || bit_size != 0 {
                     return Err(BtfError::BitField(name.to_owned(), member.to_owned()));
@@ -176,21 +181,30 @@ impl Btf {
     }
 
     /// Bit offset, type and bit-field size of a member.
-    fn find(&self, id: u32, member: &str, base: u32, depth: u32) -> Result<Option<(u32, u32, u32)>, BtfError> {
+    fn find(
+        &self,
+        id: u32,
+        member: &str,
+        base: u32,
+        depth: u32,
+        left: &mut u32,
+    ) -> Result<Option<(u32, u32, u32)>, BtfError> {
         let outer = *self.types.get(id as usize).ok_or(BtfError::Damaged("type number out of range"))?;
         if !matches!(outer.kind, kind::STRUCT | kind::UNION) || depth > MAX_DEPTH {
             return Ok(None);
         }
         for index in 0..outer.vlen as usize {
+            *left = left.checked_sub(1).ok_or(BtfError::Damaged("structures without end"))?;
             let at = outer.at + 12 * index;
             let (name, type_id, raw) = (word(&self.data, at)?, word(&self.data, at + 4)?, word(&self.data, at + 8)?);
             let (offset, bit_size) = if outer.kind_flag { (raw & 0xff_ffff, raw >> 24) } else { (raw, 0) };
+            let offset = base.checked_add(offset).ok_or(BtfError::Damaged("a member beyond all memory"))?;
             let name = string(&self.data, self.strings, name);
             if name == member {
-                return Ok(Some((base + offset, type_id, bit_size)));
+                return Ok(Some((offset, type_id, bit_size)));
             }
             if name.is_empty()
-                && let Some(found) = self.find(self.resolve(type_id)?, member, base + offset, depth + 1)?
+                && let Some(found) = self.find(self.resolve(type_id)?, member, offset, depth + 1, left)?
             {
                 return Ok(Some(found));
             }
@@ -200,7 +214,7 @@ impl Btf {
 
     /// Follows typedefs and qualifiers.
     fn resolve(&self, mut id: u32) -> Result<u32, BtfError> {
-        for _ in 0..=self.types.len() {
+        for _ in 0..MAX_ALIASES {
             let found = self.types.get(id as usize).ok_or(BtfError::Damaged("type number out of range"))?;
             match found.kind {
                 kind::TYPEDEF | kind::VOLATILE | kind::CONST | kind::RESTRICT | kind::TYPE_TAG => {
@@ -313,6 +327,20 @@ mod tests {
         assert_eq!(btf.parameters("fd_install"), None);
         assert_eq!(btf.tracepoint_parameters("mark_victim"), Some(2));
         assert_eq!(btf.tracepoint_parameters("dup_fd"), None);
+    }
+
+    #[test]
+    fn structures_in_themselves_and_offsets_without_end() {
+        let mut maker = Maker::new();
+        let member = maker.name("member");
+        // Eight times itself, without a name: sixteen levels of that would be looked at for years.
+        let again: Vec<u32> = (0..8).flat_map(|_| [0, 1, 0]).collect();
+        maker.add("round", kind::STRUCT, 8, false, 8, &again);
+        let far = maker.add("", kind::STRUCT, 1, false, 8, &[member, 0, u32::MAX]);
+        maker.add("outer", kind::STRUCT, 1, false, 8, &[0, far, 8]);
+        let btf = Btf::parse(maker.finish()).unwrap();
+        assert_eq!(btf.member("round", "member"), Err(BtfError::Damaged("structures without end")));
+        assert_eq!(btf.member("outer", "member"), Err(BtfError::Damaged("a member beyond all memory")));
     }
 
     #[test]

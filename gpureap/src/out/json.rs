@@ -10,6 +10,17 @@ pub fn print(value: &impl Serialize) -> anyhow::Result<()> {
     raw(render(value, Style::of_stdout())?.as_bytes())
 }
 
+/// One line of a stream; says whether there is still a reader.
+pub fn stream(value: &impl Serialize) -> anyhow::Result<bool> {
+    let style = Style::of_stdout();
+    super::stream(render_line(value, style)?.as_bytes())
+}
+
+fn render_line(value: &impl Serialize, style: Style) -> anyhow::Result<String> {
+    let text = serde_json::to_string(value)?;
+    Ok(if style.width.is_some() { escape_rest(&text) } else { text } + "\n")
+}
+
 /// JSON escapes ASCII control characters by itself; what else a terminal might act on is escaped where one is.
 fn render(value: &impl Serialize, style: Style) -> anyhow::Result<String> {
     let mut text = if style.width.is_some() {
@@ -46,8 +57,12 @@ mod tests {
         let plain = render(&value, Style::default()).unwrap();
         let terminal = render(&value, Style { width: Some(80), colours: true }).unwrap();
         assert_eq!(plain.lines().count(), 1);
-        assert!(terminal.chars().all(|character| character == '\n' || !super::super::sanitize::is_unsafe(character)));
-        for text in [plain, terminal] {
+        let line = render_line(&value, Style { width: Some(80), colours: true }).unwrap();
+        assert_eq!(line.lines().count(), 1);
+        for text in [&terminal, &line] {
+            assert!(text.chars().all(|character| character == '\n' || !super::super::sanitize::is_unsafe(character)));
+        }
+        for text in [plain, terminal, line] {
             assert_eq!(serde_json::from_str::<serde_json::Value>(&text).unwrap(), value);
         }
     }

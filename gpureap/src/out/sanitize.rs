@@ -27,7 +27,7 @@ pub fn escape(text: &str) -> Cow<'_, str> {
     Cow::Owned(result)
 }
 
-pub(super) fn is_unsafe(character: char) -> bool {
+pub(crate) fn is_unsafe(character: char) -> bool {
     character.is_control()
         || matches!(character,
             // Bidirectional marks, embeddings, overrides, isolates.

@@ -85,7 +85,7 @@ impl Hierarchies {
         Self::parse(&fs::read_to_string(proc_root.join("self/mountinfo")).unwrap_or_default())
     }
 
-    fn parse(mountinfo: &str) -> Self {
+    pub(crate) fn parse(mountinfo: &str) -> Self {
         let mount = |line: &str| {
             let (before, after) = line.split_once(" - ")?;
             let mut before = before.split(' ').skip(3);
@@ -105,7 +105,7 @@ impl Hierarchies {
     }
 
     /// Each of a process's cgroups that is mounted, with its path; version 2 first.
-    fn of(&self, cgroup_file: &str) -> Vec<(PathBuf, String)> {
+    pub(crate) fn of(&self, cgroup_file: &str) -> Vec<(PathBuf, String)> {
         let mut found = Vec::new();
         for line in cgroup_file.lines() {
             let mut parts = line.splitn(3, ':');
@@ -162,7 +162,7 @@ impl Hierarchies {
 
 /// The beginning of a cgroup path that stands for the whole job: the Slurm job before the container before the unit; a
 /// cgroup that somebody made by hand is a job of its own. Roots, slices and login sessions are nobody's job.
-fn job_path(path: &str) -> Option<(&str, Kind)> {
+pub(crate) fn job_path(path: &str) -> Option<(&str, Kind)> {
     let ends = path.match_indices('/').map(|(at, _)| at).filter(|at| *at > 0).chain([path.len()]);
     let prefixes: Vec<&str> = ends.map(|end| &path[..end]).collect();
     let whole = Place::of(path);

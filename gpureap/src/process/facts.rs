@@ -69,13 +69,13 @@ impl Facts {
         let start_ns = stat.start_ns();
         let Stat { comm, state, ppid, session, threads, kernel_thread, .. } = stat;
         let Status { tgid: _, uid, nspids } = dir.read("status").map(|bytes| Status::parse(&bytes)).unwrap_or_default();
-        let mut cmdline = dir.read("cmdline").unwrap_or_default();
+        let mut cmdline = dir.read_to("cmdline", LONGEST_ARGUMENTS).unwrap_or_default();
         let mut exe = dir.link("exe");
         // A leader that has ended has given up its address space, its threads have not.
         if cmdline.is_empty() && state == 'Z' && threads > 1 {
             let other = dir.tids().into_iter().find(|tid| *tid != tgid);
             if let Some(tid) = other {
-                cmdline = dir.read(&format!("task/{tid}/cmdline")).unwrap_or_default();
+                cmdline = dir.read_to(&format!("task/{tid}/cmdline"), LONGEST_ARGUMENTS).unwrap_or_default();
                 exe = exe.or_else(|| dir.link(&format!("task/{tid}/exe")));
             }
         }
@@ -170,6 +170,12 @@ fn wchan_in(dir: &ProcDir, tid: u32) -> Option<String> {
 /// What the kernel writes into such a file at a time, and most of them whole.
 const PAGE: usize = 4096;
 
+/// More is not read of such a file. Arguments and environment have 6 MiB together (`bprm_stack_limits`, fs/exec.c), but a
+/// process may point the kernel at as much of its memory as it likes (`PR_SET_MM_MAP`).
+const LONGEST: usize = 8 << 20;
+/// Of arguments, which take a multiple of that when they are many and empty.
+const LONGEST_ARGUMENTS: usize = 1 << 20;
+
 /// An open /proc/PID.
 pub(super) struct ProcDir(OwnedFd);
 
@@ -180,10 +186,15 @@ impl ProcDir {
     }
 
     pub(super) fn read(&self, name: &str) -> Option<Vec<u8>> {
+        self.read_to(name, LONGEST)
+    }
+
+    /// As much as `limit`, and a little more.
+    pub(super) fn read_to(&self, name: &str, limit: usize) -> Option<Vec<u8>> {
         let file = self.open_file(name, OFlags::RDONLY).ok()?;
         // These files tell no size: asking for it, as `read_to_end` does, is wasted.
         let mut bytes = Vec::with_capacity(PAGE);
-        loop {
+        while bytes.len() < limit {
             if bytes.capacity() - bytes.len() < PAGE / 2 {
                 bytes.reserve(bytes.capacity());
             }
@@ -193,6 +204,7 @@ impl ProcDir {
                 Err(_) => return None,
             }
         }
+        Some(bytes)
     }
 
     pub(super) fn open_file(&self, name: &str, flags: OFlags) -> rustix::io::Result<OwnedFd> {
@@ -307,6 +319,24 @@ mod tests {
     fn deleted_programs() {
         assert_eq!(split_deleted(b"/bin/a (deleted)"), (Some("/bin/a".into()), true));
         assert_eq!(split_deleted(b"/bin/a"), (Some("/bin/a".into()), false));
+    }
+
+    #[test]
+    fn a_process_cannot_make_us_read_gigabytes() {
+        use std::os::unix::fs::FileExt as _;
+        let dir = tempfile::tempdir().unwrap();
+        let place = dir.path().join("7");
+        fs::create_dir(&place).unwrap();
+        fs::write(place.join("stat"), "7 (x) S 1 1 1 0 -1 0 0 0 0 0 0 0 0 0 20 0 1 0 5 0 0").unwrap();
+        for name in ["cmdline", "environ"] {
+            let file = fs::File::create(place.join(name)).unwrap();
+            file.write_all_at(b"job\0", 0).unwrap();
+            file.write_all_at(b"end\0", 1 << 36).unwrap();
+        }
+        let facts = Facts::read_any(dir.path(), 7).unwrap();
+        assert_eq!(facts.argv, ["job"]);
+        let environment = facts.environment(dir.path()).unwrap();
+        assert!(environment.starts_with(b"job\0") && environment.len() < 2 * LONGEST, "{}", environment.len());
     }
 
     #[test]

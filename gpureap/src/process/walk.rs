@@ -54,6 +54,9 @@ impl Eyes for ProcEyes {
     }
 }
 
+/// Bytes of a table of mappings: a million of them, or the default limit (`vm.max_map_count`) with long names.
+const LONGEST_MAPS: usize = 64 << 20;
+
 /// A process that the caller may not read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Hidden;
@@ -207,15 +210,15 @@ fn device_at(dir: &OwnedFd, name: &str, devices: &Devices) -> Option<Held> {
 
 /// A line of /proc/PID/maps with a file behind it.
 #[derive(Debug, PartialEq, Eq)]
-struct Mapping<'a> {
-    range: &'a str,
+pub(crate) struct Mapping<'a> {
+    pub(crate) range: &'a str,
     /// Device number of the file system, and the inode.
-    file: (u32, u32, u64),
-    path: &'a str,
+    pub(crate) file: (u32, u32, u64),
+    pub(crate) path: &'a str,
 }
 
 impl<'a> Mapping<'a> {
-    fn parse(line: &'a str) -> Option<Self> {
+    pub(crate) fn parse(line: &'a str) -> Option<Self> {
         let mut rest = line;
         let mut word = || {
             let (word, after) = rest.trim_start().split_once(' ')?;
@@ -232,7 +235,7 @@ impl<'a> Mapping<'a> {
 }
 
 fn mappings(dir: &ProcDir, tid: u32, devices: &Devices, found: &mut Found) {
-    let Some(bytes) = dir.read(&format!("task/{tid}/maps")) else { return };
+    let Some(bytes) = dir.read_to(&format!("task/{tid}/maps"), LONGEST_MAPS) else { return };
     let text = String::from_utf8_lossy(&bytes);
     // Libraries are mapped several times each: one look per file.
     let mut known: HashMap<(u32, u32, u64), Option<Held>> = HashMap::new();

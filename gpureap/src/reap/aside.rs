@@ -47,6 +47,24 @@ pub(super) fn append(path: &Path, text: &[u8], patience: Duration) -> io::Result
     }
 }
 
+/// Whether what is in a directory, or a link to one, may be somebody else's (`trust`, which may not be used after a fork).
+unsafe fn others_may_change(dir: &CString) -> bool {
+    // SAFETY: a structure of numbers, which the call fills, for a string that lives.
+    unsafe {
+        let mut stat: libc::stat = std::mem::zeroed();
+        if libc::lstat(dir.as_ptr(), &raw mut stat) < 0 {
+            return false;
+        }
+        let is_open = stat.st_mode & 0o022 != 0 && stat.st_mode & libc::S_ISVTX == 0;
+        !is_ours(&stat) || is_open && stat.st_mode & libc::S_IFMT == libc::S_IFDIR
+    }
+}
+
+fn is_ours(stat: &libc::stat) -> bool {
+    // SAFETY: it only asks for a number.
+    stat.st_uid == 0 || stat.st_uid == unsafe { libc::geteuid() }
+}
+
 /// Ends with the number of the error.
 ///
 /// # Safety
@@ -57,13 +75,16 @@ unsafe fn child(file: &CString, dirs: &[CString], text: &[u8]) -> ! {
     unsafe {
         // Nobody waits for the end of a pipe that is only open here, and nothing is locked by what hangs.
         libc::syscall(libc::SYS_close_range, 0, libc::c_uint::MAX, 0);
-        let flags = libc::O_WRONLY | libc::O_APPEND | libc::O_CREAT | libc::O_CLOEXEC;
-        let mut fd = libc::open(file.as_ptr(), flags, 0o640);
-        if fd < 0 && *libc::__errno_location() == libc::ENOENT {
-            for dir in dirs.iter().rev() {
-                libc::mkdir(dir.as_ptr(), 0o755);
+        let flags = libc::O_WRONLY | libc::O_APPEND | libc::O_CREAT | libc::O_CLOEXEC | libc::O_NOFOLLOW;
+        for dir in dirs.iter().rev() {
+            if libc::mkdir(dir.as_ptr(), 0o755) < 0 && others_may_change(dir) {
+                libc::_exit(libc::EPERM);
             }
-            fd = libc::open(file.as_ptr(), flags, 0o640);
+        }
+        let fd = libc::open(file.as_ptr(), flags, 0o640);
+        let mut stat: libc::stat = std::mem::zeroed();
+        if fd >= 0 && libc::fstat(fd, &raw mut stat) == 0 && !is_ours(&stat) {
+            libc::_exit(libc::EPERM);
         }
         let mut rest = text;
         while fd >= 0 && !rest.is_empty() {

@@ -146,6 +146,34 @@ mod tests {
     }
 
     #[test]
+    fn what_somebody_else_could_have_put_there_is_not_written_to() {
+        use std::os::unix::fs::{PermissionsExt as _, symlink};
+        let dir = tempfile::tempdir().unwrap();
+        let victim = dir.path().join("victim");
+        fs::write(&victim, "precious").unwrap();
+        let state = dir.path().join("state");
+        fs::create_dir(&state).unwrap();
+        let complaint = || {
+            let mut record = Record::new(&state, scene(), || 0);
+            record.before(Act::Signal(Signal::Term), &[ProcKey::new(7, 70)]);
+            record.complaint().unwrap_or_default().to_owned()
+        };
+        symlink(&victim, state.join(FILE)).unwrap();
+        assert!(complaint().contains("reaps.ndjson: Too many levels of symbolic links"), "{}", complaint());
+        fs::remove_file(state.join(FILE)).unwrap();
+        fs::set_permissions(&state, fs::Permissions::from_mode(0o777)).unwrap();
+        assert!(complaint().contains("reaps.ndjson: Operation not permitted"), "{}", complaint());
+        assert!(!state.join(FILE).exists());
+        fs::set_permissions(&state, fs::Permissions::from_mode(0o755)).unwrap();
+        assert_eq!(complaint(), "");
+        if rustix::process::geteuid().is_root() {
+            std::os::unix::fs::chown(state.join(FILE), Some(65534), None).unwrap();
+            assert!(complaint().contains("reaps.ndjson: Operation not permitted"), "{}", complaint());
+        }
+        assert_eq!(fs::read_to_string(&victim).unwrap(), "precious");
+    }
+
+    #[test]
     fn a_disk_that_hangs_costs_the_record_and_a_second() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join(FILE);

@@ -33,6 +33,8 @@ const MOST_HUNG: usize = 4;
 const MAX_DEPTH: usize = 64;
 /// Ancestors that were told already.
 const REMEMBERED: usize = 4096;
+/// Bytes of the arguments that are kept: a process may have six megabytes, and everybody may start many.
+const LONGEST_ARGUMENTS: usize = 64 << 10;
 /// Bytes of one environment variable that are kept.
 const LONGEST_VARIABLE: usize = 1024;
 
@@ -196,8 +198,7 @@ fn describe(key: ProcKey, known: Option<&Ancestor>, facts: Option<&Facts>, class
     let Some(facts) = facts else { return process };
     process.comm.clone_from(&facts.comm);
     if !facts.argv.is_empty() {
-        process.argv.clone_from(&facts.argv);
-        process.argv_cut = false;
+        (process.argv, process.argv_cut) = bounded(&facts.argv, LONGEST_ARGUMENTS);
     }
     process.exe = facts.exe.as_ref().map(|exe| exe.display().to_string());
     process.uid = facts.uid.or(process.uid);
@@ -222,6 +223,22 @@ fn describe(key: ProcKey, known: Option<&Ancestor>, facts: Option<&Facts>, class
     process
 }
 
+/// The first arguments, and whether there were more.
+fn bounded(arguments: &[String], most: usize) -> (Vec<String>, bool) {
+    let mut room = most;
+    let mut kept = Vec::new();
+    for argument in arguments {
+        // An empty one takes room too.
+        let Some(rest) = room.checked_sub(argument.len() + 1) else {
+            kept.push(argument[..argument.floor_char_boundary(room)].to_owned());
+            return (kept, true);
+        };
+        room = rest;
+        kept.push(argument.clone());
+    }
+    (kept, false)
+}
+
 /// The variables that are to be kept. Never the whole environment.
 fn chosen(environment: &[u8], keeps: &dyn Fn(&str) -> bool) -> BTreeMap<String, String> {
     let variable = |bytes: &[u8]| {
@@ -235,6 +252,20 @@ fn chosen(environment: &[u8], keeps: &dyn Fn(&str) -> bool) -> BTreeMap<String, 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn arguments_are_kept_up_to_a_bound() {
+        let words = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>();
+        for (arguments, most, expected) in [
+            (&["python3", "-c", ""][..], 12, (&["python3", "-c", ""][..], false)),
+            (&["python3", "-c", ""], 11, (&["python3", "-c", ""], true)),
+            (&["python3", "größe"], 11, (&["python3", "gr"], true)),
+            (&["python3", "größe"], 12, (&["python3", "grö"], true)),
+            (&[], 0, (&[], false)),
+        ] {
+            assert_eq!(bounded(&words(arguments), most), (words(expected.0), expected.1), "{arguments:?} {most}");
+        }
+    }
 
     #[test]
     fn the_variables_that_are_asked_for_and_no_other() {

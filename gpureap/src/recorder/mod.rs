@@ -4,8 +4,8 @@
 
 mod facts;
 mod memory;
-mod sources;
-mod translate;
+pub(crate) mod sources;
+pub(crate) mod translate;
 mod work;
 mod xid_trace;
 mod xids;

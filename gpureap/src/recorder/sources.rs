@@ -18,6 +18,7 @@ use crate::{
         rows::Key,
     },
     reap::record::{self, Line},
+    trust,
 };
 
 /// Longest record of the kernel's log (`CONSOLE_EXT_LOG_MAX`, include/linux/printk.h).
@@ -60,7 +61,7 @@ pub(super) fn follow_log(path: &Path, read: LogRead, out: mpsc::WeakSender<Input
                 }
             };
             let Some((sequence, line)) = kmsg::text(&record) else { continue };
-            let at = time(&record).map(|microseconds| (microseconds * 1_000).saturating_add_signed(offset));
+            let at = time(&record, offset);
             let was_read = match read {
                 LogRead::Record(last) => sequence <= last,
                 LogRead::Until(until) => at.is_some_and(|at| at <= until),
@@ -78,9 +79,10 @@ pub(super) fn follow_log(path: &Path, read: LogRead, out: mpsc::WeakSender<Input
     Ok(())
 }
 
-/// Microseconds since boot, without the time asleep.
-fn time(record: &str) -> Option<u64> {
-    record.split_once(';')?.0.split(',').nth(2)?.parse().ok()
+/// Boottime of a record, which has microseconds without the time asleep, which is `offset`.
+pub(crate) fn time(record: &str, offset: i64) -> Option<u64> {
+    let microseconds: u64 = record.split_once(';')?.0.split(',').nth(2)?.parse().ok()?;
+    Some(microseconds.saturating_mul(1_000).saturating_add_signed(offset))
 }
 
 /// The record of reaps, which `gpureap reap` writes before it signals.
@@ -102,7 +104,11 @@ impl Reaps {
 
     /// What is new since the last time, with its wall-clock time. Whole lines only.
     pub(super) fn take(&mut self) -> Vec<(jiff::Timestamp, Reap)> {
-        let Ok(metadata) = std::fs::metadata(&self.path) else { return Vec::new() };
+        // What says who was killed is believed of root alone.
+        let Ok(metadata) = std::fs::symlink_metadata(&self.path) else { return Vec::new() };
+        if !metadata.is_file() || trust::no_others(&self.path, &metadata).is_err() {
+            return Vec::new();
+        }
         if metadata.ino() != self.inode || metadata.len() < self.read {
             self.inode = metadata.ino();
             self.read = metadata.len().saturating_sub(TAIL);
@@ -136,7 +142,7 @@ impl Reaps {
 
 #[cfg(test)]
 mod tests {
-    use std::{fs, io::Write as _};
+    use std::{fs, io::Write as _, os::unix::fs::PermissionsExt as _};
 
     use super::*;
 
@@ -165,11 +171,22 @@ mod tests {
         fs::remove_file(&path).unwrap();
         fs::write(&path, line(11, "b")).unwrap();
         assert_eq!(pids(reaps.take()), [11]);
+        // What others could have written is not believed, nor what a link leads to.
+        fs::rename(&path, dir.path().join("other")).unwrap();
+        std::os::unix::fs::symlink(dir.path().join("other"), &path).unwrap();
+        assert_eq!(reaps.take(), []);
+        fs::remove_file(&path).unwrap();
+        fs::write(&path, line(12, "b")).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o666)).unwrap();
+        assert_eq!(reaps.take(), []);
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o640)).unwrap();
+        assert_eq!(pids(reaps.take()), [12]);
     }
 
     #[test]
     fn times_of_log_records() {
-        assert_eq!(time("6,339,5140900,-;NVRM: x"), Some(5_140_900));
-        assert_eq!(time("6,339"), None);
+        assert_eq!(time("6,339,5140900,-;NVRM: x", 7), Some(5_140_900_007));
+        assert_eq!(time("6,339,18446744073709551615,-;x", 0), Some(u64::MAX));
+        assert_eq!(time("6,339", 0), None);
     }
 }

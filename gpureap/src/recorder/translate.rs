@@ -24,7 +24,7 @@ fn key(header: &Header) -> Key {
 }
 
 /// What a record says; `None` for one that is only a reason to look.
-pub(super) fn translate(event: ring::Event, devices: &Devices) -> (u64, Option<What>) {
+pub(crate) fn translate(event: ring::Event, devices: &Devices) -> (u64, Option<What>) {
     match event {
         ring::Event::Open(file) | ring::Event::Gate(file) => {
             (file.header.time_ns, Some(What::Open(file_event(&file, devices, true))))

@@ -214,7 +214,13 @@ impl Work {
             let followed = sources::follow_log(&log, after, self.inputs.clone());
             self.reads_log = followed.is_ok();
             if let Err(error) = followed {
-                tracing::info!("Xids and out-of-memory kills are not read from {}: {error}", log.display());
+                let said = format!("Xids and out-of-memory kills are not read from {}: {error}", log.display());
+                // A host without the file is one thing, a right that somebody forgot another.
+                if error.kind() == std::io::ErrorKind::PermissionDenied {
+                    tracing::warn!("{said}");
+                } else {
+                    tracing::info!("{said}");
+                }
             }
         }
     }

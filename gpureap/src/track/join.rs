@@ -170,7 +170,7 @@ pub fn from_map(state: &MapState, records: &[SweepRecord], slot_of: SlotOf<'_>) 
     let mut add = |key: ProcKey, slot: Slot, count: &Count, table: &Table| {
         let holder = holders.entry(key).or_insert_with(|| empty(key));
         let usage = holder.usage.entry(slot).or_default();
-        usage.fds += count.fds as u32;
+        usage.fds = usage.fds.saturating_add(count.fds as u32);
         usage.first_open_ns = Some(usage.first_open_ns.map_or(count.first_ns, |first| first.min(count.first_ns)));
         usage.last_open_ns = usage.last_open_ns.max(Some(count.last_ns));
         holder.how.insert(How::Fd);

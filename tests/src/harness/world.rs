@@ -15,6 +15,7 @@ pub struct World {
     cover: Vec<PathBuf>,
     user: Option<u32>,
     capabilities: Option<u64>,
+    no_new_privileges: bool,
 }
 
 impl World {
@@ -55,10 +56,17 @@ impl World {
         self
     }
 
+    /// Nothing that it starts has more rights.
+    #[must_use]
+    pub fn without_new_privileges(mut self) -> Self {
+        self.no_new_privileges = true;
+        self
+    }
+
     /// Puts the command there, in a mount namespace of its own.
     pub fn enter(self, mut command: Command) -> Command {
         let enter = move || {
-            let Self { unmount, cover, user, capabilities } = &self;
+            let Self { unmount, cover, user, capabilities, no_new_privileges } = &self;
             if !unmount.is_empty() || !cover.is_empty() {
                 sys::unshare(libc::CLONE_NEWNS)?;
                 sys::mount("none", Path::new("none"), Path::new("/"), libc::MS_REC | libc::MS_PRIVATE)?;
@@ -74,6 +82,9 @@ impl World {
                 for number in (0..64).filter(|number| set & 1 << number == 0) {
                     sys::prctl(libc::PR_CAPBSET_DROP, number).ok();
                 }
+            }
+            if *no_new_privileges {
+                sys::prctl(libc::PR_SET_NO_NEW_PRIVS, 1)?;
             }
             user.map_or(Ok(()), sys::become_user)
         };

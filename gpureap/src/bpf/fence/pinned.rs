@@ -10,9 +10,12 @@
 
 use std::{
     collections::BTreeSet,
-    fs::{self, File},
+    fs::{self, DirBuilder, File},
     io,
-    os::{fd::AsFd as _, unix::fs::MetadataExt as _},
+    os::{
+        fd::AsFd as _,
+        unix::fs::{DirBuilderExt as _, MetadataExt as _},
+    },
     path::{Path, PathBuf},
     thread,
     time::{Duration, Instant},
@@ -25,7 +28,7 @@ use rustix::fs::{FlockOperation, flock};
 use super::{Exemptions, Standing, attach, cgroup_root, load, maps::Maps};
 use crate::{
     bpf::{
-        denied_or,
+        denied_or, distrusted,
         handles::{LINKS, PinError},
         object, pins, sys,
     },
@@ -35,6 +38,7 @@ use crate::{
     gpu::devices::Devices,
     kernel::rights,
     model::{self, Slot},
+    trust::{self, Distrust},
 };
 
 const SET: &str = "set";
@@ -75,6 +79,7 @@ impl Pinned {
             let quiet = File::open(config.paths.pin.join(pins::FENCE));
             let quiet = quiet.ok().filter(|dir| flock(dir, FlockOperation::NonBlockingLockShared).is_ok());
             let Some(inode) = inode(&dir)? else { return Ok(None) };
+            trust::place(&config.paths.pin).map_err(distrusted)?;
             match open_set(&dir) {
                 Ok(None) => return Ok(None),
                 Ok(Some(maps)) => return Ok(Some(Self { maps, inode })),
@@ -122,7 +127,6 @@ pub fn raise(
 ) -> anyhow::Result<Changed> {
     rights::require_host_pids()?;
     let cgroup = cgroup_root(&config.paths.proc)?;
-    pins::check_root(&config.paths.pin)?;
     let lock = Lock::wait(&config.paths.pin)?;
     let raised = raise_locked(&lock, config, devices, slots, deadline_ns, exempt, &cgroup);
     lock.tidy();
@@ -339,8 +343,9 @@ impl Lock {
     fn wait(root: &Path) -> anyhow::Result<Self> {
         let until = Instant::now() + PATIENCE;
         loop {
+            pins::make_root(root)?;
             let dir = root.join(pins::FENCE);
-            fs::create_dir_all(&dir).map_err(|error| denied_or(&dir, error))?;
+            DirBuilder::new().recursive(true).mode(0o700).create(&dir).map_err(|error| denied_or(&dir, error))?;
             if let Some(lock) = Self::take(root)? {
                 return Ok(lock);
             }
@@ -370,6 +375,11 @@ impl Lock {
 
     /// `None` when somebody else has it, or the directory was removed meanwhile.
     fn take(root: &Path) -> anyhow::Result<Option<Self>> {
+        match trust::place(root) {
+            Ok(_) => {}
+            Err(Distrust::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(distrusted(error)),
+        }
         let dir = root.join(pins::FENCE);
         let file = match File::open(&dir) {
             Ok(file) => file,

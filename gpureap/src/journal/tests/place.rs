@@ -59,6 +59,25 @@ fn it_is_read_while_the_daemon_writes() {
     assert_eq!(place.all()[0].events.len(), 50);
 }
 
+/// Somebody else's journal in somebody else's directory.
+#[test]
+fn links_beside_a_journal_that_is_read_lead_nowhere() {
+    let place = Scene::new();
+    let mut writer = place.open("b1");
+    writer.apply(&[start("b1", SECOND)]).unwrap();
+    drop(writer);
+    let (dir, path) = copy(&place, "a.db");
+    for suffix in ["-wal", "-shm", "-journal"] {
+        let link = dir.path().join(format!("a.db{suffix}"));
+        std::fs::remove_file(&link).ok();
+        std::os::unix::fs::symlink(dir.path().join(format!("victim{suffix}")), link).unwrap();
+    }
+    // Whether it can be read so is of no interest.
+    drop(read(&path, &Question::default()));
+    let names = files(dir.path());
+    assert!(!names.iter().any(|name| name.starts_with("victim")), "{names:?}");
+}
+
 #[test]
 fn a_copy_is_read_where_nothing_can_be_written() {
     let place = Scene::new();
