@@ -163,11 +163,11 @@ fn examine(config: &Config) -> Report {
 
 fn rights() -> Result<String, String> {
     let lacking = rights::lacking();
-    if let Err(error) = rights::require_host_pids() {
+    if let Err(error) = rights::require_host_namespaces() {
         return Err(error.to_string());
     }
     if lacking.is_empty() {
-        Ok("root, in the host's pid namespace".to_owned())
+        Ok("root, in the host's pid and time namespaces".to_owned())
     } else if rustix::process::geteuid().is_root() {
         Err(format!("root without {}: tracing needs them", lacking.join(", ")))
     } else {

@@ -41,7 +41,7 @@ pub struct Tracer {
 impl Tracer {
     /// Adopts pins of this very build, or attaches anew beside what is there and then removes the old.
     pub fn start(config: &Config, devices: &Devices) -> anyhow::Result<Self> {
-        rights::require_host_pids()?;
+        rights::require_host_namespaces()?;
         let root = &config.paths.pin;
         pins::check_root(root)?;
         fs::create_dir_all(root).map_err(|error| super::denied_or(root, error))?;

@@ -120,7 +120,7 @@ pub fn raise(
     deadline_ns: u64,
     exempt: &Exemptions,
 ) -> anyhow::Result<Changed> {
-    rights::require_host_pids()?;
+    rights::require_host_namespaces()?;
     let cgroup = cgroup_root(&config.paths.proc)?;
     pins::check_root(&config.paths.pin)?;
     let lock = Lock::wait(&config.paths.pin)?;
