@@ -117,7 +117,7 @@ pub fn build(
         time: *now,
         source: *source,
         backend: *backend,
-        complete: *complete,
+        complete: *complete && !devices.lacks_some(),
         cannot_see: cannot_see.clone(),
         swept: swept_ns.map(|time| options.host.wall(time)),
         devices: device_reports.collect(),
