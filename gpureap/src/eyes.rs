@@ -10,6 +10,7 @@ use crate::{
     exit_code::Exit,
     gpu::devices::{Devices, discover},
     kernel::rights,
+    limits,
     model::{Eyes, Source},
     process::walk::ProcEyes,
 };
@@ -62,7 +63,8 @@ pub fn open(config: &Config, source: Option<Source>) -> anyhow::Result<Opened> {
         Ok((eyes, devices)) => return Ok(Opened { eyes: Box::new(eyes), devices, note: silent.flatten() }),
         Err(error) => error,
     };
-    if !matches!(exit_of(&error), Exit::Unsupported | Exit::NotPermitted) {
+    // Too few descriptors are no reason to look by less.
+    if !matches!(exit_of(&error), Exit::Unsupported | Exit::NotPermitted) || limits::is_cause(&error) {
         return Err(error);
     }
     // Root without the capabilities, as in some containers.
