@@ -96,6 +96,8 @@ pub(super) struct Work {
     told_at: Option<Instant>,
 }
 
+    /// The last look did.
+    look_fails: bool,
 impl Work {
     pub(super) fn new(
         config: Config,
@@ -125,6 +127,8 @@ impl Work {
             told,
             counts,
             dropped_told: 0,
+            look_fails: false,
+            wall_offset_ns: wall_offset_ns(),
             inputs,
             facts,
             reaps,
