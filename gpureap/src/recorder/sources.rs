@@ -60,7 +60,7 @@ pub(super) fn follow_log(path: &Path, read: LogRead, out: mpsc::WeakSender<Input
                 }
             };
             let Some((sequence, line)) = kmsg::text(&record) else { continue };
-            let at = time(&record).map(|microseconds| (microseconds * 1_000).saturating_add_signed(offset));
+            let at = time(&record).map(|microseconds| boottime(microseconds, offset));
             let was_read = match read {
                 LogRead::Record(last) => sequence <= last,
                 LogRead::Until(until) => at.is_some_and(|at| at <= until),
@@ -81,6 +81,11 @@ pub(super) fn follow_log(path: &Path, read: LogRead, out: mpsc::WeakSender<Input
 /// Microseconds since boot, without the time asleep.
 fn time(record: &str) -> Option<u64> {
     record.split_once(';')?.0.split(',').nth(2)?.parse().ok()
+}
+
+/// In nanoseconds, the time asleep included.
+const fn boottime(microseconds: u64, asleep_ns: i64) -> u64 {
+    microseconds.saturating_mul(1_000).saturating_add_signed(asleep_ns)
 }
 
 /// The record of reaps, which `gpureap reap` writes before it signals.
@@ -171,5 +176,14 @@ mod tests {
     fn times_of_log_records() {
         assert_eq!(time("6,339,5140900,-;NVRM: x"), Some(5_140_900));
         assert_eq!(time("6,339"), None);
+        // More than 32 bits of microseconds are 72 minutes, and more than a boot can last is what somebody wrote there.
+        for (text, asleep, expected) in [
+            ("6,339,4294967297,-;x", 0, 4_294_967_297_000),
+            ("6,339,4294967297,-;x", 5, 4_294_967_297_005),
+            ("6,339,18446744073709551615,-;x", 5, u64::MAX),
+            ("6,339,1,-;x", -2_000, 0),
+        ] {
+            assert_eq!(time(text).map(|time| boottime(time, asleep)), Some(expected), "{text}");
+        }
     }
 }
