@@ -41,3 +41,24 @@ pub fn wall_offset_ns() -> i64 {
     };
     (0..5).map(|_| reading()).min().map_or(0, |(_, offset)| offset)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn years_after_the_boot() {
+        let offset = 1_700_000_000_000_000_000;
+        for (boot_ns, expected) in [
+            (0, "2023-11-14T22:13:20Z"),
+            // 32 bits of nanoseconds, of milliseconds and of ticks of 10 ms.
+            (1 << 32, "2023-11-14T22:13:24.294967296Z"),
+            ((1 << 32) * 1_000_000, "2024-01-03T15:16:07.296Z"),
+            ((1 << 32) * 10_000_000, "2025-03-26T00:41:12.96Z"),
+        ] {
+            assert_eq!(wall(offset, boot_ns).to_string(), expected);
+        }
+        assert_eq!(wall(offset, u64::MAX).to_string(), "2608-06-04T21:47:53.709551615Z");
+        assert_eq!(nanos(Duration::MAX), u64::MAX);
+    }
+}

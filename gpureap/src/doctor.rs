@@ -163,11 +163,11 @@ fn examine(config: &Config) -> Report {
 
 fn rights() -> Result<String, String> {
     let lacking = rights::lacking();
-    if let Err(error) = rights::require_host_pids() {
+    if let Err(error) = rights::require_host_namespaces() {
         return Err(error.to_string());
     }
     if lacking.is_empty() {
-        Ok("root, in the host's pid namespace".to_owned())
+        Ok("root, in the host's pid and time namespaces".to_owned())
     } else if rustix::process::geteuid().is_root() {
         Err(format!("root without {}: tracing needs them", lacking.join(", ")))
     } else {
@@ -216,6 +216,13 @@ fn running(config: &Config, checks: &mut Checks) {
                 let lost = handles.losses().unwrap_or(0);
                 let verdict = if lost == 0 { Verdict::Ok } else { Verdict::Degraded };
                 checks.add("tracer", verdict, format!("`{}` is attached, {lost} events lost since", name(set.backend)));
+                let forgotten = handles.maps.forgotten().unwrap_or(0);
+                if forgotten > 0 {
+                    // As it should be on a host that runs for long: who matters is the ancestor of somebody who holds.
+                    let told =
+                        format!("{forgotten} processes were dropped from the map `lineage`, the longest unseen first");
+                    checks.add("lineage", Verdict::Ok, told);
+                }
             }
             Err(error) => checks.add("tracer", Verdict::Degraded, error.to_string()),
         }

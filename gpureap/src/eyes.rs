@@ -10,6 +10,7 @@ use crate::{
     exit_code::Exit,
     gpu::devices::{Devices, discover},
     kernel::rights,
+    limits,
     model::{Eyes, Source},
     process::walk::ProcEyes,
 };
@@ -62,7 +63,8 @@ pub fn open(config: &Config, source: Option<Source>) -> anyhow::Result<Opened> {
         Ok((eyes, devices)) => return Ok(Opened { eyes: Box::new(eyes), devices, note: silent.flatten() }),
         Err(error) => error,
     };
-    if !matches!(exit_of(&error), Exit::Unsupported | Exit::NotPermitted) {
+    // Too few descriptors are no reason to look by less.
+    if !matches!(exit_of(&error), Exit::Unsupported | Exit::NotPermitted) || limits::is_cause(&error) {
         return Err(error);
     }
     // Root without the capabilities, as in some containers.
@@ -87,7 +89,7 @@ fn proc(config: &Config, devices: Devices, note: Option<String>) -> Opened {
 /// The daemon's socket. `Err(None)`: there is no daemon, which is nothing worth a word.
 fn daemon(config: &Config) -> Result<Opened, Option<String>> {
     // Its pids are the host's.
-    rights::require_host_pids().map_err(|error| Some(error.to_string()))?;
+    rights::require_host_namespaces().map_err(|error| Some(error.to_string()))?;
     match client::open(&config.paths.run) {
         Ok((eyes, devices)) => Ok(Opened { eyes: Box::new(eyes), devices, note: None }),
         Err(error @ client::Unanswered::Absent { .. }) => {

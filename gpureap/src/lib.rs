@@ -26,6 +26,7 @@ pub mod holders;
 pub mod host;
 pub mod journal;
 pub mod kernel;
+pub mod limits;
 pub mod model;
 pub mod out;
 pub mod process;

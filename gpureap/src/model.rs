@@ -187,11 +187,17 @@ pub struct Ancestor {
     pub cgroup_id: u64,
     /// Boottime of the death and the wait status.
     pub exit: Option<(u64, u32)>,
+    /// Its record was dropped for want of room and made anew while it lived: the parent is the one that it had then.
+    pub renewed: bool,
 }
 
 /// Answers from the kernel's memory of processes.
 pub trait LineageSource {
     fn lookup(&self, key: ProcKey) -> Option<Ancestor>;
+    /// How many processes it has forgotten for want of room, at the least; `None` where that is not known.
+    fn forgotten(&self) -> Option<u64> {
+        None
+    }
 }
 
 /// A source that remembers nothing.

@@ -19,7 +19,7 @@ use crate::{
     daemon, demo, doctor,
     error::Failure,
     exit_code::Exit,
-    reap, top,
+    limits, reap, top,
 };
 
 /// Help and the version are printed here, and end the process.
@@ -43,6 +43,11 @@ fn sentence(text: &str) -> String {
 pub fn run(cli: &Cli) -> anyhow::Result<Exit> {
     let Cli { global, command } = cli;
     log(global);
+    limits::raise();
+    command_of(global, command).map_err(limits::explain)
+}
+
+fn command_of(global: &Global, command: &Command) -> anyhow::Result<Exit> {
     let config = || Config::load(Paths::from_env(|name| env::var_os(name)), global.overrides());
     match command {
         Command::Daemon(args) => daemon::run(args, &Config { kernel_log: args.kernel_log, ..config()? }),

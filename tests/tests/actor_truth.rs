@@ -85,6 +85,7 @@ fn every_scenario_says_what_proc_shows() {
         ("pidns", &[]),
         ("hostile-name", &[]),
         ("named", &["Xorg"]),
+        ("many", &["70"]),
         ("three-nodes", &["/dev/full", "/dev/random"]),
         ("ignore-term", &[]),
         ("term-slow", &["100"]),

@@ -9,7 +9,6 @@ use std::{
     time::{Duration, Instant},
 };
 
-use gpureap::bpf::handles::Maps;
 use gpureap_common::counter;
 use gpureap_tests::harness::{
     Bench, Daemon, Device, Holder, PATIENCE, Scene, Wanted, anybody, note, settle, skip, sys, wait_for,
@@ -142,8 +141,7 @@ fn answer_time(bench: &Bench) -> Duration {
 }
 
 fn ring_full(bench: &Bench) -> u64 {
-    let set = fs::read_dir(bench.pins()).expect("the pins").flatten().next().expect("a set").path();
-    Maps::from_pins(&set).expect("our own pins").counter(counter::RING_FULL).expect("a counter")
+    bench.counter(counter::RING_FULL)
 }
 
 /// The actor's churn without a pause.

@@ -72,8 +72,8 @@ pub fn hide_process(ancestor: Ancestor, peer: Peer) -> Ancestor {
     if ancestor.uid == peer.uid {
         return ancestor;
     }
-    let Ancestor { key, parent, comm: _, argv: _, argv_cut: _, uid, cgroup_id: _, exit } = ancestor;
-    Ancestor { key, parent, uid, exit, ..Ancestor::default() }
+    let Ancestor { key, parent, comm: _, argv: _, argv_cut: _, uid, cgroup_id: _, exit, renewed } = ancestor;
+    Ancestor { key, parent, uid, exit, renewed, ..Ancestor::default() }
 }
 
 /// Who holds what stays; the only name in a view is that of an orphan's last owner.
@@ -148,6 +148,7 @@ mod tests {
             uid: 1000,
             cgroup_id: 3,
             exit: Some((9, 10)),
+            renewed: true,
         };
         assert_eq!(hide_process(mine.clone(), peer(1000)), mine);
         let hidden = hide_process(mine.clone(), peer(1001));

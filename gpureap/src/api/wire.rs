@@ -359,6 +359,8 @@ pub struct Ancestor {
     pub cgroup_id: u64,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub exit: Option<Exit>,
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub renewed: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -370,7 +372,7 @@ pub struct Exit {
 
 impl From<model::Ancestor> for Ancestor {
     fn from(ancestor: model::Ancestor) -> Self {
-        let model::Ancestor { key, parent, comm, argv, argv_cut, uid, cgroup_id, exit } = ancestor;
+        let model::Ancestor { key, parent, comm, argv, argv_cut, uid, cgroup_id, exit, renewed } = ancestor;
         Self {
             key: key.into(),
             parent: parent.map(Key::from),
@@ -380,13 +382,14 @@ impl From<model::Ancestor> for Ancestor {
             uid,
             cgroup_id,
             exit: exit.map(|(time_ns, status)| Exit { time_ns, status }),
+            renewed,
         }
     }
 }
 
 impl From<Ancestor> for model::Ancestor {
     fn from(ancestor: Ancestor) -> Self {
-        let Ancestor { key, parent, comm, argv, argv_cut, uid, cgroup_id, exit } = ancestor;
+        let Ancestor { key, parent, comm, argv, argv_cut, uid, cgroup_id, exit, renewed } = ancestor;
         Self {
             key: key.into(),
             parent: parent.map(ProcKey::from),
@@ -396,6 +399,7 @@ impl From<Ancestor> for model::Ancestor {
             uid,
             cgroup_id,
             exit: exit.map(|Exit { time_ns, status }| (time_ns, status)),
+            renewed,
         }
     }
 }

@@ -366,11 +366,23 @@ impl LineageSource for KernelEyes {
             uid: record.uid,
             cgroup_id: record.cgroup_id,
             exit: (record.exit_ns != 0).then_some((record.exit_ns, record.exit_code)),
+            renewed: self.backend.is_some() && self.is_renewed(key, &record),
         })
+    }
+
+    fn forgotten(&self) -> Option<u64> {
+        self.backend?;
+        self.handles.maps.forgotten().ok()
     }
 }
 
 impl KernelEyes {
+    /// A process that began before the tracer's eyes has a record from a sweep only if the one of its fork was dropped.
+    fn is_renewed(&self, key: ProcKey, record: &Lineage) -> bool {
+        record.flags & lineage_flag::SNAPSHOT != 0
+            && self.handles.maps.meta().is_ok_and(|meta| key.start_ns > meta.attached_ns)
+    }
+
     /// A process that has not called exec runs its parent's program under its parent's arguments.
     fn arguments(&self, record: &Lineage) -> (Vec<String>, bool) {
         let mut record = *record;

@@ -119,6 +119,12 @@ impl Maps {
         sys::lookup(self.lineage.as_fd(), &key)
     }
 
+    /// How many processes `LINEAGE` has dropped, at the least: what was put in beyond its room.
+    pub fn forgotten(&self) -> io::Result<u64> {
+        let room = sys::map_shape(self.lineage.as_fd())?.max_entries;
+        Ok(self.counter(counter::LINEAGE_INSERTS)?.saturating_sub(u64::from(room)))
+    }
+
     pub fn state(&self, word: State) -> io::Result<u64> {
         Ok(sys::lookup(self.state.as_fd(), &(word as u32))?.unwrap_or(0))
     }

@@ -23,7 +23,7 @@ pub fn open_eyes(
     devices: &Devices,
     source: Option<Source>,
 ) -> anyhow::Result<(eyes::KernelEyes, Devices)> {
-    rights::require_host_pids()?;
+    rights::require_host_namespaces()?;
     let mut notes = Vec::new();
     if source != Some(Source::Snapshot) {
         match eyes::from_pins(config, devices) {

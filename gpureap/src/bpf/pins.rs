@@ -22,6 +22,10 @@ const BPF_FS: i64 = 0xcafe_4a11;
 /// A set that is being made (bpffs allows no dots in names); whoever finds one at start removes it.
 const UNFINISHED: &str = "new";
 
+/// Begins the name of a set that is being removed. A reader that met one half removed would find maps without links: counts
+/// that stand still.
+const RETIRED: &str = "old-";
+
 /// The pinned fence, which no tracer touches (`bpf/fence/pinned.rs`).
 pub const FENCE: &str = "fence";
 
@@ -65,7 +69,7 @@ pub fn list(root: &Path) -> io::Result<(Vec<Set>, Vec<PathBuf>)> {
         let path = entry.path();
         match parse(&path) {
             Some(set) => sets.push(set),
-            None if path.file_name().is_some_and(|name| name == FENCE) => {}
+            None if path.file_name().is_some_and(|name| name == FENCE) || is_retired(&path) => {}
             None => others.push(path),
         }
     }
@@ -113,10 +117,30 @@ pub fn make(dir: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Removes a set: links first, so that nothing runs on maps that are going away. What cannot be removed is left to
-/// the next start.
+fn is_retired(path: &Path) -> bool {
+    path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(RETIRED.as_bytes()))
+}
+
+/// Takes a finished set out of the sight of readers; where it is then.
+pub fn retire(dir: &Path) -> PathBuf {
+    let name = dir.file_name().filter(|_| parse(dir).is_some()).and_then(|name| name.to_str());
+    let away = name.map(|name| dir.with_file_name(format!("{RETIRED}{name}")));
+    away.filter(|away| fs::rename(dir, away).is_ok()).unwrap_or_else(|| dir.to_owned())
+}
+
+/// Removes what somebody who was killed had begun to remove.
+pub fn remove_retired(root: &Path) {
+    for entry in fs::read_dir(root).into_iter().flatten().flatten() {
+        if is_retired(&entry.path()) {
+            remove(&entry.path());
+        }
+    }
+}
+
+/// Removes a set: out of sight, then links first, so that nothing runs on maps that are going away. What cannot be removed
+/// is left to the next start.
 pub fn remove(dir: &Path) {
-    remove_whole(dir).ok();
+    remove_whole(&retire(dir)).ok();
 }
 
 /// As [`remove`], for those who say that it is gone.
@@ -169,6 +193,27 @@ mod tests {
         }
         let (sets, others) = list(dir.path()).unwrap();
         assert_eq!((sets.len(), others), (1, vec![dir.path().join("maps")]));
+    }
+
+    #[test]
+    fn a_set_that_is_being_removed_is_none() {
+        let root = tempfile::tempdir().unwrap();
+        let set = root.path().join(set_name(Backend::Gate));
+        let new = unfinished(root.path());
+        for dir in [&set, &new] {
+            make(dir).unwrap();
+        }
+        let away = retire(&set);
+        assert!(away != set && away.join(handles::LINKS).exists() && !set.exists());
+        assert_eq!(list(root.path()).unwrap(), (Vec::new(), vec![new.clone()]), "nobody's business");
+        // What was never a set keeps its name.
+        assert_eq!(retire(&new), new);
+        assert_eq!(retire(&set), set, "it is not there any more");
+        remove_retired(root.path());
+        assert!(!away.exists() && new.exists());
+        make(&set).unwrap();
+        remove(&set);
+        assert!(!set.exists() && !away.exists());
     }
 
     #[test]

@@ -81,6 +81,32 @@ mod tests {
         assert_eq!(event.header.tgid, 4711);
     }
 
+    /// A boot that lasts for years, by whatever unit 32 bits of it would be counted in.
+    #[test]
+    fn times_beyond_32_bits_are_whole() {
+        const TICK: u64 = 10_000_000;
+        for beyond in
+            [1 << 32, (1 << 32) * 1_000, (1 << 32) * 1_000_000, (1 << 32) * TICK, 1 << 53, i64::MAX as u64 - 1]
+        {
+            for time in [beyond - 1, beyond, beyond + 1] {
+                for (kind, size) in [(kind::OPEN, 72), (kind::EXIT, 64), (kind::SIGNAL, 120)] {
+                    let mut bytes = bytes(kind, size);
+                    bytes[8..16].copy_from_slice(&time.to_ne_bytes());
+                    bytes[24..32].copy_from_slice(&(time - 1).to_ne_bytes());
+                    let (Ok(
+                        Event::Open(FileEvent { header, .. })
+                        | Event::Exit(ProcEvent { header, .. })
+                        | Event::Signal(SignalEvent { header, .. }),
+                    )) = decode(&bytes)
+                    else {
+                        panic!("{kind}")
+                    };
+                    assert_eq!((header.time_ns, header.start_ns), (time, time - 1));
+                }
+            }
+        }
+    }
+
     #[test]
     fn anything_else_is_an_error_and_not_a_panic() {
         assert_eq!(decode(&[]), Err(DecodeError::Short(0)));

@@ -41,7 +41,7 @@ pub struct Tracer {
 impl Tracer {
     /// Adopts pins of this very build, or attaches anew beside what is there and then removes the old.
     pub fn start(config: &Config, devices: &Devices) -> anyhow::Result<Self> {
-        rights::require_host_pids()?;
+        rights::require_host_namespaces()?;
         let root = &config.paths.pin;
         pins::make_root(root)?;
         let started = Self::start_in(root, config, devices);
@@ -61,6 +61,7 @@ impl Tracer {
         }
         let unfinished = pins::unfinished(root);
         pins::remove(&unfinished);
+        pins::remove_retired(root);
         let (sets, others) = pins::list(root).map_err(|error| super::denied_or(root, error))?;
         let mut notes: Vec<String> =
             others.iter().map(|path| format!("{} is not gpureap's and is left alone", path.display())).collect();
@@ -115,11 +116,13 @@ impl Tracer {
             started.notes.push(format!("{} counts were still moving at the first snapshot", outcome.pending));
         }
         let dir = root.join(pins::set_name(backend));
-        for set in &sets {
-            pins::remove(&set.dir);
-        }
+        // For readers the one follows the other at once.
+        let retired: Vec<PathBuf> = sets.iter().map(|set| pins::retire(&set.dir)).collect();
         fs::rename(&unfinished, &dir).with_context(|| format!("rename pins to {}", dir.display()))?;
         started.dir = dir;
+        for dir in &retired {
+            pins::remove(dir);
+        }
         Ok(started)
     }
 

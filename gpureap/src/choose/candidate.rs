@@ -12,7 +12,7 @@ use crate::{
     clock::boottime_ns,
     model::{LineageSource, ProcKey},
     process::{
-        ContainerNames, Facts,
+        ContainerNames, Facts, Runtimes,
         stat::{Stat, same_start},
     },
 };
@@ -42,18 +42,19 @@ pub struct Candidate {
 pub(super) struct Gatherer<'a> {
     filter: &'a Filter,
     proc: &'a Path,
-    host: &'a Path,
     lineage: &'a dyn LineageSource,
     now_ns: u64,
+    runtimes: Runtimes,
     names: RefCell<BTreeMap<String, ContainerNames>>,
     /// Present parents, each process read once: many holders share their ancestors.
     parents: RefCell<BTreeMap<u32, Option<(ProcKey, u32)>>>,
 }
 
 impl<'a> Gatherer<'a> {
-    pub(super) fn new(filter: &'a Filter, proc: &'a Path, host: &'a Path, lineage: &'a dyn LineageSource) -> Self {
+    pub(super) fn new(filter: &'a Filter, proc: &'a Path, host: &Path, lineage: &'a dyn LineageSource) -> Self {
         let now_ns = boottime_ns();
-        Self { filter, proc, host, lineage, now_ns, names: RefCell::default(), parents: RefCell::default() }
+        let runtimes = Runtimes::new(host.to_owned());
+        Self { filter, proc, lineage, now_ns, runtimes, names: RefCell::default(), parents: RefCell::default() }
     }
 
     pub(super) fn candidate(&self, key: ProcKey) -> Candidate {
@@ -83,7 +84,7 @@ impl<'a> Gatherer<'a> {
     }
 
     fn name(&self, id: &str) -> Option<String> {
-        let read = || ContainerNames::read(self.host, id);
+        let read = || self.runtimes.names(id);
         self.names.borrow_mut().entry(id.to_owned()).or_insert_with(read).name.clone()
     }
 

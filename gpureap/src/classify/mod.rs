@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     config::Paths,
-    process::{ContainerNames, Facts, place},
+    process::{ContainerNames, Facts, Runtimes, place},
 };
 
 /// The rule of those that none fits.
@@ -87,6 +87,7 @@ pub struct Classifier {
     proc: PathBuf,
     /// The roots in which a path of the host may be looked up: the host's as it was configured, and pid 1's.
     roots: [PathBuf; 2],
+    runtimes: Runtimes,
     names: RefCell<BTreeMap<String, ContainerNames>>,
     /// Whether a program is in any rule: most are in none, and many processes run the same one.
     named: RefCell<BTreeMap<PathBuf, bool>>,
@@ -96,7 +97,14 @@ impl Classifier {
     pub fn new(paths: &Paths, rules: &Rules) -> Self {
         let Paths { proc, host, .. } = paths;
         let roots = [host.clone(), proc.join("1/root")];
-        Self { rules: rules.clone(), proc: proc.clone(), roots, names: RefCell::default(), named: RefCell::default() }
+        Self {
+            rules: rules.clone(),
+            proc: proc.clone(),
+            runtimes: Runtimes::new(host.clone()),
+            roots,
+            names: RefCell::default(),
+            named: RefCell::default(),
+        }
     }
 
     pub fn class(&self, facts: &Facts) -> Classed {
@@ -105,7 +113,7 @@ impl Classifier {
 
     /// What is known of a container by its runtime; each is read once.
     pub fn names(&self, id: &str) -> ContainerNames {
-        let read = || ContainerNames::read(&self.roots[0], id);
+        let read = || self.runtimes.names(id);
         self.names.borrow_mut().entry(id.to_owned()).or_insert_with(read).clone()
     }
 

@@ -63,7 +63,7 @@ fn require_root() -> Result<(), Failure> {
 
 fn raise(args: &FenceArgs, config: &Config) -> anyhow::Result<FenceReport> {
     let FenceArgs { gpus: FencedGpus { gpu, by }, ttl, exempt_pid, exempt_cgroup, list: _, json: _ } = args;
-    rights::require_host_pids()?;
+    rights::require_host_namespaces()?;
     let devices = devices(config)?;
     crate::eyes::require_configured(config, &devices)?;
     if devices.is_empty() {

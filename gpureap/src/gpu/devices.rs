@@ -34,6 +34,8 @@ pub struct Devices {
     /// Slots whose node exists.
     present: BTreeSet<Slot>,
     notes: Vec<String>,
+    /// Devices of this host that the tracer does not count.
+    untraced: bool,
     fingerprint: u64,
 }
 
@@ -41,7 +43,7 @@ impl Devices {
     /// A table that somebody else has made, as the daemon did for those who ask it.
     pub fn told(list: Vec<Device>, present: BTreeSet<Slot>, notes: Vec<String>) -> Self {
         let by_dev = list.iter().map(|device| (device.number(), device.slot)).collect();
-        Self { list, by_dev, present, notes, fingerprint: 0 }
+        Self { list, by_dev, present, notes, untraced: false, fingerprint: 0 }
     }
 
     /// GPUs by minor, stand-ins as configured, ctl, modeset, uvm, uvm-tools, nvswitch, nvlink, caps, imex channels, and
@@ -103,6 +105,11 @@ impl Devices {
     /// Plain sentences about what could not be told apart.
     pub fn notes(&self) -> &[String] {
         &self.notes
+    }
+
+    /// Whether a device of this host is not counted: nobody who holds it is seen.
+    pub const fn lacks_some(&self) -> bool {
+        self.untraced
     }
 
     /// Changes when the driver was reloaded or the table became another one.

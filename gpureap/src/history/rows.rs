@@ -255,6 +255,10 @@ pub enum Change {
     Heartbeat {
         boot_ns: u64,
     },
+    /// The wall clock was set: from now on it is so far from the time since boot.
+    Clock {
+        wall_offset_ns: i64,
+    },
     /// All that is held, for a journal that may have missed some of it: what else it has as held is held no more.
     Now {
         boot_ns: u64,
@@ -268,7 +272,9 @@ impl Change {
     pub fn is_urgent(&self) -> bool {
         use super::event::What;
         match self {
-            Self::Start { .. } | Self::Stop { .. } | Self::Heartbeat { .. } | Self::Now { .. } => true,
+            Self::Start { .. } | Self::Stop { .. } | Self::Heartbeat { .. } | Self::Clock { .. } | Self::Now { .. } => {
+                true
+            }
             Self::Process(row) => row.exit_ns.is_some(),
             Self::Hold(row) => row.released_ns.is_some(),
             Self::Event(event) => matches!(

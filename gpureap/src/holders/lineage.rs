@@ -39,16 +39,25 @@ impl<'a> Readings<'a> {
     }
 }
 
+/// Ancestors by nearness.
+#[derive(Debug, Default)]
+pub(super) struct Chain {
+    pub(super) list: Vec<AncestorReport>,
+    /// Somebody is missing, or may be, since the source has forgotten processes.
+    pub(super) cut: bool,
+}
+
 /// From the parent upwards. Ends before pid 1, or where nobody knows further.
-pub(super) fn chain(
-    key: ProcKey,
-    source: &dyn LineageSource,
-    readings: &Readings<'_>,
-    facts: Option<&Facts>,
-) -> Vec<AncestorReport> {
-    let mut list = Vec::new();
+pub(super) fn chain(key: ProcKey, source: &dyn LineageSource, readings: &Readings<'_>, facts: Option<&Facts>) -> Chain {
+    let Chain { mut list, mut cut } = Chain::default();
     let mut seen = BTreeSet::from([key]);
-    let mut next = parent(source.lookup(key).as_ref(), facts, readings);
+    // The present parent stands for the one at the fork where that one was forgotten.
+    let is_cut = |known: Option<&Ancestor>| {
+        known.map_or_else(|| source.forgotten().is_some_and(|count| count > 0), |known| known.renewed)
+    };
+    let own = source.lookup(key);
+    cut |= is_cut(own.as_ref());
+    let mut next = parent(own.as_ref(), facts, readings);
     while let Some(key) = next {
         if key.tgid <= 1 || list.len() == MAX_DEPTH || !seen.insert(key) {
             break;
@@ -58,12 +67,14 @@ pub(super) fn chain(
         let dead = known.as_ref().is_some_and(|ancestor| ancestor.exit.is_some());
         let alive = if dead { None } else { readings.of(key) };
         next = parent(known.as_ref(), alive.as_deref(), readings);
-        match (known, alive) {
-            (None, None) => break,
-            (known, alive) => list.push(report(key, known.as_ref(), alive.as_deref())),
+        if known.is_none() && alive.is_none() {
+            cut = true;
+            break;
         }
+        cut |= is_cut(known.as_ref());
+        list.push(report(key, known.as_ref(), alive.as_deref()));
     }
-    list
+    Chain { list, cut }
 }
 
 /// The parent at fork if that was recorded, else the present one.
@@ -75,7 +86,7 @@ fn parent(known: Option<&Ancestor>, alive: Option<&Facts>, readings: &Readings<'
 }
 
 fn report(key: ProcKey, known: Option<&Ancestor>, alive: Option<&Facts>) -> AncestorReport {
-    let Ancestor { key: _, parent: _, comm, argv, argv_cut, uid, cgroup_id: _, exit } =
+    let Ancestor { key: _, parent: _, comm, argv, argv_cut, uid, cgroup_id: _, exit, renewed: _ } =
         known.cloned().unwrap_or_default();
     let is_alive = alive.is_some();
     // What lives tells more than what was kept of it.

@@ -8,7 +8,7 @@ use std::{
     path::Path,
 };
 
-use lineage::Readings;
+use lineage::{Chain, Readings};
 use report::{DeviceReport, HeldReport, HolderReport, HoldersReport, Origin, OrphanReport, ProcessName, Role, SCHEMA};
 
 use crate::{
@@ -79,6 +79,7 @@ pub fn build(
         }
     }
     reports.sort_by_key(|report| (report.pid, report.start_ns));
+    let cut = cut_note(reports.iter().filter(|report| report.lineage_cut).count(), lineage.forgotten());
 
     let files = |slot: Slot| match open_files.get(&slot) {
         Some(files) => Some(*files),
@@ -116,7 +117,7 @@ pub fn build(
         time: *now,
         source: *source,
         backend: *backend,
-        complete: *complete,
+        complete: *complete && !devices.lacks_some(),
         cannot_see: cannot_see.clone(),
         swept: swept_ns.map(|time| options.host.wall(time)),
         devices: device_reports.collect(),
@@ -128,8 +129,21 @@ pub fn build(
             .map(|orphan| orphan_report(orphan, devices))
             .collect(),
         lost_events: *lost_events,
-        notes: notes.iter().chain(devices.notes()).cloned().collect(),
+        notes: notes.iter().chain(devices.notes()).cloned().chain(cut).collect(),
     }
+}
+
+/// What to do about ancestors that were forgotten.
+fn cut_note(count: usize, forgotten: Option<u64>) -> Option<String> {
+    let whose = match count {
+        0 => return None,
+        1 => "1 holder".to_owned(),
+        _ => format!("{count} holders"),
+    };
+    let dropped = forgotten.map(|count| format!(" ({count} processes so far)")).unwrap_or_default();
+    Some(format!(
+        "the lineage of {whose} is cut: the map `lineage` drops who was not seen for longest{dropped}; raise maps.lineage in the configuration and restart the daemon"
+    ))
 }
 
 fn holder_report(
@@ -149,7 +163,7 @@ fn holder_report(
         // It ended between the look and now: no holder any more.
         return None;
     }
-    let ancestors = lineage::chain(*key, lineage, readings, facts.as_deref());
+    let Chain { list: ancestors, cut: lineage_cut } = lineage::chain(*key, lineage, readings, facts.as_deref());
     let parent = facts.as_ref().map(|facts| facts.ppid).filter(|ppid| *ppid > 0).map(|ppid| {
         let facts = readings.any(ppid);
         ProcessName {
@@ -241,6 +255,7 @@ fn holder_report(
         pod_namespace,
         parent,
         lineage: ancestors,
+        lineage_cut,
         orphan_of,
         threads,
         private_tids: private_tids.clone(),

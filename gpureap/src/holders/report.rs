@@ -87,6 +87,9 @@ pub struct HolderReport {
     pub parent: Option<ProcessName>,
     /// From the parent at fork upwards, ancestors that are gone included, without pid 1.
     pub lineage: Vec<AncestorReport>,
+    /// An ancestor is missing, or may be: the tracer's memory of processes has no room for all.
+    #[serde(default)]
+    pub lineage_cut: bool,
     /// The farthest dead ancestor, when the process outlived the one that it was forked from.
     pub orphan_of: Option<ProcessName>,
     /// Distinct names.

@@ -189,8 +189,56 @@ fn loops_in_the_lineage_end() {
     remember(&mut memory, ProcKey::new(498, START_NS), key(400), None);
     remember(&mut memory, key(400), key(401), Some(0));
     remember(&mut memory, key(401), key(400), Some(0));
-    let chain = lineage::chain(ProcKey::new(498, START_NS), &memory, &Readings::new(&fixture().proc), None);
-    assert_eq!(chain.iter().map(|ancestor| ancestor.pid).collect::<Vec<_>>(), [400, 401]);
+    let Chain { list, cut } =
+        lineage::chain(ProcKey::new(498, START_NS), &memory, &Readings::new(&fixture().proc), None);
+    assert!(!cut);
+    assert_eq!(list.iter().map(|ancestor| ancestor.pid).collect::<Vec<_>>(), [400, 401]);
+}
+
+#[test]
+fn a_lineage_that_lacks_somebody_is_told_to_be_cut() {
+    /// With processes forgotten.
+    struct Full(Memory);
+    impl LineageSource for Full {
+        fn lookup(&self, key: ProcKey) -> Option<Ancestor> {
+            self.0.lookup(key)
+        }
+        fn forgotten(&self) -> Option<u64> {
+            Some(7)
+        }
+    }
+    let own = ProcKey::new(498, START_NS);
+    let devices = discover(&fixture(), &[]).unwrap();
+    let told = |memory: &dyn LineageSource| {
+        let report = build(&view(vec![job()]), &devices, memory, &fixture(), &Options::all(host()));
+        let [holder] = report.holders.as_slice() else { panic!("{report:#?}") };
+        let note = report.notes.iter().find(|note| note.contains("lineage")).cloned().unwrap_or_default();
+        (holder.lineage.iter().map(|ancestor| ancestor.pid).collect::<Vec<_>>(), holder.lineage_cut, note)
+    };
+    let memory = |links: &[(ProcKey, ProcKey)]| {
+        let mut memory = Memory::default();
+        for (child, parent) in links {
+            remember(&mut memory, *child, *parent, (*child != own).then_some(9));
+        }
+        memory
+    };
+    let whole = [(own, key(400)), (key(400), key(1))];
+    assert_eq!(told(&memory(&whole)), (vec![400], false, String::new()));
+    // Who was dropped is of no interest as long as nobody is missed.
+    assert!(!told(&Full(memory(&whole))).1);
+    let (list, cut, note) = told(&memory(&[(own, key(400)), (key(400), key(401))]));
+    assert_eq!((list, cut), (vec![400], true), "401 is dead and unknown");
+    assert!(
+        note.starts_with("the lineage of 1 holder is cut: ") && note.contains("longest; raise maps.lineage"),
+        "{note}"
+    );
+    let (list, cut, note) = told(&Full(Memory::default()));
+    assert_eq!((list, cut), (vec![], true), "its own record is gone, and its parent at the fork with it");
+    assert!(note.contains("(7 processes so far)"), "{note}");
+    assert!(!told(&Memory::default()).1, "a source that remembers nobody has nothing to lose");
+    let mut renewed = memory(&whole);
+    renewed.0.get_mut(&own).unwrap().renewed = true;
+    assert!(told(&renewed).1, "the parent is that of a later time");
 }
 
 #[test]

@@ -21,6 +21,9 @@ const PAGES: i64 = 256;
 /// So much of the boot that is recorded stays, however large it is.
 const RECENT_NS: i64 = 60_000_000_000;
 
+/// More than a clock drifts before the recorder has told of it.
+const CLOCK_SET: u64 = 1_000_000_000;
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     pub max_age: Duration,
@@ -89,6 +92,17 @@ impl Writer {
             }
         }
         Ok(0)
+    }
+
+    /// Whether the wall clock has been set, and the times of this boot are not told by it yet: nothing is as old as it seems.
+    pub fn is_behind_clock(&self, wall_offset_ns: i64) -> Result<bool, Error> {
+        let Some(boot) = self.boot else { return Ok(false) };
+        let query = "SELECT wall_offset_ns FROM boots WHERE id = ?1";
+        let known: i64 = self
+            .connection
+            .query_row(query, [boot], |row| row.get(0))
+            .map_err(|error| Error::of(&self.name, &error))?;
+        Ok(known.abs_diff(wall_offset_ns) >= CLOCK_SET)
     }
 
     /// Gives the log's pages to the file, so that it has the size that it needs. Where somebody reads, later.

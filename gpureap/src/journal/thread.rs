@@ -18,7 +18,7 @@ use super::{
     writer::{Opened, Writer},
 };
 use crate::{
-    clock::boottime_ns,
+    clock::{boottime_ns, wall_offset_ns},
     history::{
         event::{Event, Lost, What},
         rows::{Change, HoldRow, ProcessRow},
@@ -486,6 +486,11 @@ impl Clerk {
             self.losses.push(format!("{} was removed, and a new journal begun", self.path.display()));
             self.shared.lock().status.restarts += 1;
             self.writer = None;
+            self.tidied = Some(Instant::now());
+            return;
+        }
+        if writer.is_behind_clock(wall_offset_ns()).unwrap_or(false) {
+            // The recorder says so within a sign of life.
             self.tidied = Some(Instant::now());
             return;
         }

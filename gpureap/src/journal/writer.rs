@@ -49,7 +49,7 @@ pub struct Writer {
     pub(super) name: String,
     boot_id: String,
     /// The row of `boots`, once there is one.
-    boot: Option<i64>,
+    pub(super) boot: Option<i64>,
     /// The latest boottime that a change told of.
     now_ns: u64,
     full_sync: bool,
@@ -293,6 +293,7 @@ fn told(change: &Change) -> u64 {
     match change {
         Change::Start { boot, run, devices: _ } => boot.last_ns.max(run.begin_ns),
         Change::Stop { boot_ns } | Change::Heartbeat { boot_ns } | Change::Now { boot_ns, .. } => *boot_ns,
+        Change::Clock { wall_offset_ns: _ } => 0,
         Change::Process(row) => row.exit_ns.unwrap_or(0),
         Change::Hold(row) => row.released_ns.unwrap_or(row.opened_ns),
         Change::Event(event) => event.boot_ns,
@@ -321,6 +322,9 @@ fn put(transaction: &Transaction<'_>, boot: i64, now_ns: u64, change: &Change) -
         Change::Hold(row) => put_hold(transaction, boot, now_ns, row),
         Change::Event(event) => put_event(transaction, boot, event),
         Change::Heartbeat { boot_ns } => put_heartbeat(transaction, boot, *boot_ns),
+        Change::Clock { wall_offset_ns } => transaction
+            .execute("UPDATE boots SET wall_offset_ns = ?2 WHERE id = ?1", params![boot, wall_offset_ns])
+            .map(drop),
         Change::Now { boot_ns, processes, holds } => put_now(transaction, boot, *boot_ns, processes, holds),
     }
 }

@@ -93,13 +93,41 @@ fn effective(status: &str) -> u64 {
 
 /// The kernel shows an iterator only the tasks of the caller's pid namespace, and under other numbers: what it says there
 /// of a host is wrong, and a resync by it would correct true counts away.
-pub fn require_host_pids() -> Result<(), Failure> {
+fn require_host_pids() -> Result<(), Failure> {
     if is_host(namespace("pid"), HOST_PID_NAMESPACE) {
         return Ok(());
     }
     Err(Failure::unsupported(
         "this is a pid namespace of its own, where the kernel shows only the processes in it: run gpureap on the host, or in the host's pid namespace",
     ))
+}
+
+/// `PROC_TIME_INIT_INO`, in the same place.
+const HOST_TIME_NAMESPACE: u64 = 0xEFFF_FFFA;
+
+/// What the kernel says of processes and times holds here.
+pub fn require_host_namespaces() -> Result<(), Failure> {
+    require_host_pids()?;
+    require_host_clock()
+}
+
+/// The kernel's programs tell times and starts by the host's boot clock. Where this process's is another one, nobody there
+/// is the process that a start in /proc says, and no deadline is where it should be.
+fn require_host_clock() -> Result<(), Failure> {
+    let offsets = fs::read_to_string("/proc/self/timens_offsets").unwrap_or_default();
+    if is_host(namespace("time"), HOST_TIME_NAMESPACE) || !moves_boot_clock(&offsets) {
+        return Ok(());
+    }
+    Err(Failure::unsupported(
+        "this is a time namespace whose boot clock is not the host's, so no start time means the same here: run gpureap in the host's time namespace",
+    ))
+}
+
+/// Of /proc/PID/timens_offsets, seconds and nanoseconds for each clock. What cannot be read moves it.
+fn moves_boot_clock(offsets: &str) -> bool {
+    let words = |line: &str| line.split_ascii_whitespace().map(str::to_owned).collect::<Vec<_>>();
+    let boot = offsets.lines().map(words).find(|words| words.first().is_some_and(|name| name == "boottime"));
+    boot.is_none_or(|words| words.len() != 3 || words[1..].iter().any(|number| number != "0"))
 }
 
 /// A /proc of another pid namespace, or none, says nothing of who started this process, nor who any pid is: whoever
@@ -159,6 +187,21 @@ mod tests {
             ("", pids, users, false),
         ] {
             assert_eq!(sees_all(status, pids, users), expected, "{status} {pids:?} {users:?}");
+        }
+    }
+
+    #[test]
+    fn a_time_namespace_that_moves_the_boot_clock() {
+        require_host_clock().unwrap();
+        for (offsets, expected) in [
+            ("monotonic           0         0\nboottime            0         0\n", false),
+            ("monotonic       86400         0\nboottime            0         0\n", false),
+            ("monotonic           0         0\nboottime       604800         0\n", true),
+            ("monotonic           0         0\nboottime            0       100\n", true),
+            ("monotonic           0         0\nboottime           -1 999999999\n", true),
+            ("", true),
+        ] {
+            assert_eq!(moves_boot_clock(offsets), expected, "{offsets}");
         }
     }
 

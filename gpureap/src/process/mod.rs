@@ -11,5 +11,5 @@ pub mod users;
 pub mod walk;
 
 pub use facts::{Facts, Thread};
-pub use names::ContainerNames;
+pub use names::{ContainerNames, Runtimes};
 pub use place::Place;

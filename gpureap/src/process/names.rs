@@ -4,7 +4,8 @@
 //! made the container: sizes are bounded, and nothing is trusted to be well-formed.
 
 use std::{
-    collections::BTreeMap,
+    cell::OnceCell,
+    collections::{BTreeMap, HashMap},
     io::Read as _,
     os::unix::fs::MetadataExt as _,
     path::{Path, PathBuf},
@@ -13,8 +14,9 @@ use std::{
 use rustix::fs::{CWD, Mode, OFlags};
 use serde::Deserialize;
 
-/// The files of runtimes are a few to a hundred kilobytes; the list of all of podman's containers may be longer.
+/// The files of runtimes are a few to a hundred kilobytes; the list of all of podman's containers has one for each.
 const MAX_FILE: u64 = 4 << 20;
+const MAX_LIST: u64 = 64 << 20;
 /// Names are at most 253 characters in Kubernetes and 128 in docker; images have no stated limit.
 const MAX_NAME: usize = 512;
 
@@ -28,15 +30,31 @@ pub struct ContainerNames {
     pub namespace: Option<String>,
 }
 
-impl ContainerNames {
-    /// Of the container with this id; `root` is the host's root. Empty where no runtime's files tell.
-    pub fn read(root: &Path, id: &str) -> Self {
-        if id.len() < 12 || !id.bytes().all(|byte| byte.is_ascii_hexdigit()) {
-            return Self::default();
-        }
-        docker(root, id).or_else(|| cri(root, id)).or_else(|| podman(root, id)).unwrap_or_default().bounded()
+/// What the files of a host's runtimes tell. Those that are of one container are read when it is asked for, those that are of
+/// all of them once.
+#[derive(Debug)]
+pub struct Runtimes {
+    /// The host's root.
+    root: PathBuf,
+    podman: OnceCell<HashMap<String, ContainerNames>>,
+}
+
+impl Runtimes {
+    pub const fn new(root: PathBuf) -> Self {
+        Self { root, podman: OnceCell::new() }
     }
 
+    /// Of the container with this id; empty where no runtime's files tell.
+    pub fn names(&self, id: &str) -> ContainerNames {
+        if id.len() < 12 || !id.bytes().all(|byte| byte.is_ascii_hexdigit()) {
+            return ContainerNames::default();
+        }
+        let podman = || self.podman.get_or_init(|| podman(&self.root)).get(id).cloned();
+        docker(&self.root, id).or_else(|| cri(&self.root, id)).or_else(podman).unwrap_or_default().bounded()
+    }
+}
+
+impl ContainerNames {
     fn bounded(self) -> Self {
         let Self { name, image, pod, namespace } = self;
         let bounded = |text: Option<String>| text.filter(|text| !text.is_empty() && text.len() <= MAX_NAME);
@@ -49,16 +67,16 @@ impl ContainerNames {
 }
 
 /// The parsed file, if it is a regular one of root's (or of the caller's) and not too long.
-fn json<T: for<'de> Deserialize<'de>>(path: &Path) -> Option<T> {
+fn json<T: for<'de> Deserialize<'de>>(path: &Path, longest: u64) -> Option<T> {
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
     let file = std::fs::File::from(rustix::fs::openat(CWD, path, flags, Mode::empty()).ok()?);
     let meta = file.metadata().ok()?;
     let own = rustix::process::geteuid().as_raw();
-    if !meta.is_file() || meta.len() > MAX_FILE || (meta.uid() != 0 && meta.uid() != own) {
+    if !meta.is_file() || meta.len() > longest || (meta.uid() != 0 && meta.uid() != own) {
         return None;
     }
     let mut bytes = Vec::new();
-    file.take(MAX_FILE).read_to_end(&mut bytes).ok()?;
+    file.take(longest).read_to_end(&mut bytes).ok()?;
     serde_json::from_slice(&bytes).ok()
 }
 
@@ -79,7 +97,8 @@ struct DockerConfig {
 
 /// dockerd's own record. cri-dockerd labels what it makes for Kubernetes.
 fn docker(root: &Path, id: &str) -> Option<ContainerNames> {
-    let Docker { name, config } = json(&root.join("var/lib/docker/containers").join(id).join("config.v2.json"))?;
+    let Docker { name, config } =
+        json(&root.join("var/lib/docker/containers").join(id).join("config.v2.json"), MAX_FILE)?;
     let DockerConfig { image, labels } = config.unwrap_or(DockerConfig { image: None, labels: None });
     let mut labels = labels.unwrap_or_default();
     let mut label = |key: &str| labels.remove(&format!("io.kubernetes.{key}"));
@@ -109,7 +128,7 @@ fn cri(root: &Path, id: &str) -> Option<ContainerNames> {
     }
     places.push(root.join("run/containers/storage/overlay-containers").join(id).join("userdata/config.json"));
     places.into_iter().find_map(|place| {
-        let Oci { annotations } = json(&place)?;
+        let Oci { annotations } = json(&place, MAX_FILE)?;
         let first = |keys: &[&str]| keys.iter().find_map(|key| annotations.get(*key).cloned());
         // containerd's words, then CRI-O's.
         let names = ContainerNames {
@@ -140,14 +159,18 @@ struct StoredMetadata {
 }
 
 /// The list that podman keeps of root's containers. A user's own are in that user's files, which nobody should believe.
-fn podman(root: &Path, id: &str) -> Option<ContainerNames> {
+fn podman(root: &Path) -> HashMap<String, ContainerNames> {
     let dir = root.join("var/lib/containers/storage/overlay-containers");
-    ["containers.json", "volatile-containers.json"].into_iter().find_map(|file| {
-        let list: Vec<Stored> = json(&dir.join(file))?;
-        let Stored { id: _, names, metadata } = list.into_iter().find(|stored| stored.id == id)?;
-        let StoredMetadata { name, image } = serde_json::from_str(&metadata).unwrap_or_default();
-        Some(ContainerNames { name: names.into_iter().next().or(name), image, pod: None, namespace: None })
-    })
+    let mut all = HashMap::new();
+    for file in ["containers.json", "volatile-containers.json"] {
+        let list: Vec<Stored> = json(&dir.join(file), MAX_LIST).unwrap_or_default();
+        for Stored { id, names, metadata } in list {
+            let StoredMetadata { name, image } = serde_json::from_str(&metadata).unwrap_or_default();
+            let names = ContainerNames { name: names.into_iter().next().or(name), image, pod: None, namespace: None };
+            all.entry(id).or_insert(names);
+        }
+    }
+    all
 }
 
 #[cfg(test)]
@@ -206,8 +229,8 @@ mod tests {
             let path = root.path().join(&file);
             fs::create_dir_all(path.parent().unwrap()).unwrap();
             fs::write(&path, text).unwrap();
-            assert_eq!(ContainerNames::read(root.path(), ID), expected, "{file}");
-            assert_eq!(ContainerNames::read(root.path(), &ID.replace('0', "1")), ContainerNames::default(), "{file}");
+            assert_eq!(Runtimes::new(root.path().to_owned()).names(ID), expected, "{file}");
+            assert_eq!(Runtimes::new(root.path().to_owned()).names(&ID.replace('0', "1")), ContainerNames::default(), "{file}");
         }
     }
 
@@ -230,14 +253,14 @@ mod tests {
             (r#"{"Config":null}"#, names("", "", "", "")),
         ] {
             fs::write(&file, text).unwrap();
-            assert_eq!(ContainerNames::read(root.path(), ID), expected);
+            assert_eq!(Runtimes::new(root.path().to_owned()).names(ID), expected);
         }
         fs::remove_file(&file).unwrap();
         std::os::unix::fs::symlink("/etc/hostname", &file).unwrap();
-        assert_eq!(ContainerNames::read(root.path(), ID), ContainerNames::default());
+        assert_eq!(Runtimes::new(root.path().to_owned()).names(ID), ContainerNames::default());
         // Nothing that could lead elsewhere is an id.
         for id in ["", "..", "../../../etc", "0123456789a", "0123456789ag"] {
-            assert_eq!(ContainerNames::read(root.path(), id), ContainerNames::default(), "{id}");
+            assert_eq!(Runtimes::new(root.path().to_owned()).names(id), ContainerNames::default(), "{id}");
         }
     }
 }

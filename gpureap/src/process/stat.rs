@@ -159,6 +159,22 @@ mod tests {
         assert!(stat.started_at(stat.start_ns()));
     }
 
+    /// 497 days of ticks are more than 32 bits hold.
+    #[test]
+    fn a_start_beyond_32_bits_of_ticks() {
+        let text = |ticks: u64| format!("7 (x) S 1 1 1 0 -1 0 0 0 0 0 0 0 0 0 20 0 1 0 {ticks} 0 0");
+        for ticks in [(1 << 32) - 1, 1 << 32, (1 << 32) + 1, (1 << 33) + 5, 1 << 40] {
+            let stat = Stat::parse(text(ticks).as_bytes()).unwrap();
+            let start_ns = ticks * tick_ns();
+            assert_eq!((stat.start_ticks, stat.start_ns()), (ticks, start_ns));
+            assert_eq!(gpureap_common::fence::ticks(start_ns), ticks, "as the kernel's programs divide");
+            assert!(stat.started_at(start_ns) && stat.started_at(start_ns + tick_ns() - 1));
+            // Another one, whose start has the same lower half.
+            assert!(!stat.started_at(start_ns ^ (1 << 32) * tick_ns()));
+            assert!(!same_start(start_ns, start_ns + (1 << 32) * tick_ns()));
+        }
+    }
+
     #[test]
     fn status_lines() {
         let status =

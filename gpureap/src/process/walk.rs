@@ -83,6 +83,13 @@ pub fn view(paths: &Paths, devices: &Devices) -> anyhow::Result<View> {
         1 => notes.push("1 process may not be read; run as root to see all".to_owned()),
         _ => notes.push(format!("{hidden} processes may not be read; run as root to see all")),
     }
+    // Every pid namespace has a first process.
+    if !root.join("1").exists() {
+        notes.push(format!(
+            "{} does not show the processes of others (it is mounted with hidepid): run as root to see all",
+            root.display()
+        ));
+    }
     Ok(View {
         source: Source::Proc,
         backend: None,
@@ -100,7 +107,11 @@ pub fn view(paths: &Paths, devices: &Devices) -> anyhow::Result<View> {
 /// What one process holds; `None` when nothing, or when it is gone.
 fn look_at(root: &Path, tgid: u32, devices: &Devices) -> Result<Option<Holder>, Hidden> {
     let Some(dir) = ProcDir::open(root, tgid) else { return Ok(None) };
-    let Some(stat) = dir.read("stat").and_then(|bytes| Stat::parse(&bytes)) else { return Ok(None) };
+    let Some(stat) = dir.read("stat").and_then(|bytes| Stat::parse(&bytes)) else {
+        // With hidepid=1 it is listed, and nothing in it may be read.
+        let refused = matches!(dir.open_file("stat", OFlags::RDONLY), Err(Errno::ACCESS | Errno::PERM));
+        return if refused { Err(Hidden) } else { Ok(None) };
+    };
     if stat.kernel_thread {
         return Ok(None);
     }

@@ -48,7 +48,7 @@ pub fn check() -> Result<(), Failure> {
         return Err(Failure::not_permitted("--fence needs root: it closes devices for the whole host"));
     }
     // Of those who are exempt the kernel knows the host's pids.
-    rights::require_host_pids()
+    rights::require_host_namespaces()
 }
 
 impl Door {

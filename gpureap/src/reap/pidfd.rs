@@ -10,7 +10,7 @@ use std::{
 use rustix::{
     event::{PollFd, PollFlags},
     io::Errno,
-    process::{self, Resource, Rlimit},
+    process,
 };
 
 use super::{
@@ -19,6 +19,7 @@ use super::{
 };
 use crate::{
     clock::boottime_ns,
+    limits,
     model::ProcKey,
     process::{
         cgroup, pidfd,
@@ -26,22 +27,26 @@ use crate::{
     },
 };
 
+/// Descriptors that are left for everything else: looks, the proof, the record.
+const RESERVED: u64 = 32;
+
 #[derive(Debug)]
 pub struct Pidfds {
     /// With their pids.
     open: Vec<(OwnedFd, u32)>,
+    /// The limit of open files.
+    limit: u64,
 }
 
 impl Pidfds {
-    /// Raises the soft limit of descriptors to the hard one: a reap may need one for each of some thousand holders.
+    /// A reap may need a descriptor for each of some thousand holders.
     pub fn new() -> Self {
-        let Rlimit { current, maximum } = process::getrlimit(Resource::Nofile);
-        if current != maximum
-            && let Err(error) = process::setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum })
-        {
-            tracing::debug!(%error, "the limit of open files stays as it is");
-        }
-        Self { open: Vec::new() }
+        Self { open: Vec::new(), limit: limits::open_files() }
+    }
+
+    /// The kernel gives the lowest number that is free, so a high one says how many are in use.
+    fn has_room(&self, last: &OwnedFd) -> bool {
+        (last.as_raw_fd() as u64).saturating_add(RESERVED) < self.limit
     }
 }
 
@@ -58,6 +63,9 @@ impl Signaller for Pidfds {
 
     fn open(&mut self, key: ProcKey) -> io::Result<Opened> {
         let Some(pidfd) = pidfd::open(key.tgid)? else { return Ok(Opened::Gone) };
+        if !self.has_room(&pidfd) {
+            return Err(io::Error::other(limits::too_few()));
+        }
         // The pidfd pins the identity; what stat says after the open is said of this process or of one after its death.
         let stat = fs::read(format!("/proc/{}/stat", key.tgid));
         if pidfd::has_ended(&pidfd)? {

@@ -187,7 +187,7 @@ fn living_parent(proc: &std::path::Path, facts: Option<&Facts>) -> Option<Key> {
 /// What lives tells more than what the kernel kept of it.
 fn describe(key: ProcKey, known: Option<&Ancestor>, facts: Option<&Facts>, classifier: &Classifier) -> Process {
     let mut process = Process { key: key.into(), ..Process::default() };
-    if let Some(Ancestor { key: _, parent, comm, argv, argv_cut, uid, cgroup_id: _, exit }) = known {
+    if let Some(Ancestor { key: _, parent, comm, argv, argv_cut, uid, cgroup_id: _, exit, renewed: _ }) = known {
         process.comm.clone_from(comm);
         process.argv.clone_from(argv);
         process.argv_cut = *argv_cut;

@@ -185,8 +185,16 @@ mod tests {
 
     #[test]
     fn times_of_log_records() {
-        assert_eq!(time("6,339,5140900,-;NVRM: x", 7), Some(5_140_900_007));
-        assert_eq!(time("6,339,18446744073709551615,-;x", 0), Some(u64::MAX));
         assert_eq!(time("6,339", 0), None);
+        // More than 32 bits of microseconds are 72 minutes, and more than a boot can last is what somebody wrote there.
+        for (text, asleep, expected) in [
+            ("6,339,5140900,-;NVRM: x", 7, 5_140_900_007),
+            ("6,339,4294967297,-;x", 0, 4_294_967_297_000),
+            ("6,339,4294967297,-;x", 5, 4_294_967_297_005),
+            ("6,339,18446744073709551615,-;x", 5, u64::MAX),
+            ("6,339,1,-;x", -2_000, 0),
+        ] {
+            assert_eq!(time(text, asleep), Some(expected), "{text}");
+        }
     }
 }

@@ -46,6 +46,10 @@ const GATE_PERIOD: Duration = Duration::from_secs(5);
 const TICK: Duration = Duration::from_secs(1);
 /// Between two times that the journal is told all that is held.
 const TELL_APART: Duration = Duration::from_secs(10);
+/// The wall clock was set, or has drifted so far: the journal is told, whose times are all since boot.
+const CLOCK_MOVED: u64 = NANOS / 10;
+/// More than a clock drifts between two signs of life.
+const CLOCK_SET: u64 = NANOS;
 /// Of a sender.
 const ANCESTORS: usize = 16;
 
@@ -92,8 +96,12 @@ pub(super) struct Work {
     /// As of the last look at it.
     kept: Status,
     journal_fails: bool,
+    /// The last look did.
+    look_fails: bool,
     /// When the journal was last told all that is held.
     told_at: Option<Instant>,
+    /// As the journal has it.
+    wall_offset_ns: i64,
 }
 
 impl Work {
@@ -119,6 +127,8 @@ impl Work {
             state: State::resume(processes, holds),
             kept: Status::default(),
             told_at: None,
+            look_fails: false,
+            wall_offset_ns: wall_offset_ns(),
             // Said at the start.
             journal_fails: keep.status().last_error.is_some(),
             keep,
@@ -440,6 +450,7 @@ impl Work {
                 }
             }
             self.keep.keep(self.state.now(boot_ns));
+            self.keep.keep(Change::Clock { wall_offset_ns: self.wall_offset_ns });
             self.told_at = Some(Instant::now());
             // What fails from here on is news.
             self.journal_fails = false;
@@ -453,7 +464,24 @@ impl Work {
         self.journal_fails = fails;
     }
 
+    fn follow_clock(&mut self) {
+        let offset = wall_offset_ns();
+        let moved = offset.saturating_sub(self.wall_offset_ns);
+        if moved.unsigned_abs() < CLOCK_MOVED {
+            return;
+        }
+        if moved.unsigned_abs() >= CLOCK_SET {
+            let (seconds, way) = (moved.unsigned_abs() / NANOS, if moved < 0 { "back" } else { "forward" });
+            tracing::warn!(
+                "the wall clock was set {way} by {seconds} s: all times since boot are told by it as it is now"
+            );
+        }
+        self.wall_offset_ns = offset;
+        self.keep.keep(Change::Clock { wall_offset_ns: offset });
+    }
+
     fn heartbeat(&mut self) {
+        self.follow_clock();
         let held = self.state.holders().next().is_some();
         self.held.store(held, Ordering::Relaxed);
         if held {

@@ -8,6 +8,7 @@
 //! | `comm NAME` | takes this name | 0 |
 //! | `thread NAME` | starts a thread of this name | its id |
 //! | `fork NAME` | starts a child of this name, which only lives | its pid |
+//! | `unshare FLAGS` | goes into namespaces of its own, by the flags' number | 0 |
 //! | `core` | lets itself dump core | 0 |
 //! | `on-term CODE` | handles SIGTERM from now on: it exits with CODE | 0 |
 //! | `raise NAME SIGNAL` | the thread of this name raises the signal, by number | none |
@@ -97,6 +98,7 @@ fn obey(line: &str, company: &mut Company) -> Option<i32> {
         ["comm", name] => sys::set_comm(name.as_bytes()),
         ["thread", name] => return Some(company.start(name)),
         ["fork", name] => return Some(child(name)),
+        ["unshare", flags] => sys::unshare(number(flags)).expect("unshare"),
         ["core"] => sys::dump_core(true),
         ["on-term", code] => {
             TERM_CODE.store(number(code), Ordering::Relaxed);

@@ -406,6 +406,17 @@ pub fn limit(resource: libc::__rlimit_resource_t, value: u64) {
     must("setrlimit", unsafe { libc::setrlimit(resource, &raw const limit) }.into());
 }
 
+/// Sets the soft limit of open descriptors of another process.
+pub fn soft_limit_files_of(pid: Pid, value: u64) {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: the structure is live in both calls, and what is not asked for is null.
+    unsafe {
+        must("prlimit", libc::prlimit(pid, libc::RLIMIT_NOFILE, ptr::null(), &raw mut limit).into());
+        limit.rlim_cur = value.min(limit.rlim_max);
+        must("prlimit", libc::prlimit(pid, libc::RLIMIT_NOFILE, &raw const limit, ptr::null_mut()).into());
+    }
+}
+
 /// Lets this process dump core, as far as it may decide that, or forbids it.
 pub fn dump_core(may: bool) {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
@@ -466,6 +477,17 @@ pub fn monotonic_us() -> i64 {
     now.tv_sec * 1_000_000 + now.tv_nsec / 1_000
 }
 
+/// Sets the wall clock by so many seconds forward, or back. For a machine that is the test's own.
+pub fn move_wall_clock(seconds: i64) {
+    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the structure is live in both calls.
+    unsafe {
+        must("clock_gettime", libc::clock_gettime(libc::CLOCK_REALTIME, &raw mut now).into());
+        now.tv_sec += seconds;
+        must("clock_settime", libc::clock_settime(libc::CLOCK_REALTIME, &raw const now).into());
+    }
+}
+
 /// A mapping of one page, by address.
 #[derive(Clone, Copy)]
 pub struct Page(usize);
@@ -524,6 +546,19 @@ pub fn mount(kind: &str, source: &Path, target: &Path, flags: u64) -> io::Result
     let (kind, source, target) = (cstr(kind), cstr(source), cstr(target));
     // SAFETY: the strings are live; no data is passed.
     check(unsafe { libc::mount(source.as_ptr(), target.as_ptr(), kind.as_ptr(), flags, ptr::null()) }.into()).map(drop)
+}
+
+/// As [`mount`], with options of the file system's own.
+pub fn mount_with(kind: &str, source: &Path, target: &Path, flags: u64, options: &str) -> io::Result<()> {
+    let (kind, source, target, options) = (cstr(kind), cstr(source), cstr(target), cstr(options));
+    // SAFETY: the strings are live.
+    check(
+        unsafe {
+            libc::mount(source.as_ptr(), target.as_ptr(), kind.as_ptr(), flags, options.as_ptr().cast::<libc::c_void>())
+        }
+        .into(),
+    )
+    .map(drop)
 }
 
 pub fn unmount(target: &Path) -> io::Result<()> {

@@ -7,6 +7,7 @@ use std::{
 };
 
 use gpureap::{
+    bpf::handles::Maps,
     cli::HoldersArgs,
     config::{Config, Overrides, Paths},
 };
@@ -128,6 +129,34 @@ impl Bench {
         std::fs::write(self.path("config.toml"), text).expect("write the configuration");
     }
 
+    /// Gives a key of the configuration another value.
+    pub fn configure(&self, key: &str, value: &str) {
+        let path = self.path("config.toml");
+        let text = std::fs::read_to_string(&path).expect("the configuration");
+        let is_it = |line: &str| line.split_once(" = ").is_some_and(|(name, _)| name == key);
+        assert_eq!(text.lines().filter(|line| is_it(line)).count(), 1, "{key} stands once in {text}");
+        let line = |line: &str| if is_it(line) { format!("{key} = {value}\n") } else { format!("{line}\n") };
+        self.write_config(&text.lines().map(line).collect::<String>());
+    }
+
+    /// The directories of the finished sets of pins.
+    pub fn sets(&self) -> Vec<PathBuf> {
+        let entries = std::fs::read_dir(self.pins()).into_iter().flatten().flatten();
+        entries.map(|entry| entry.path()).filter(|path| path.to_string_lossy().contains("/abi")).collect()
+    }
+
+    /// The maps of the one set of pins.
+    pub fn maps(&self) -> Maps {
+        let sets = self.sets();
+        let [set] = sets.as_slice() else { panic!("one set of pins, not {sets:?}") };
+        Maps::from_pins(set).expect("our own pins")
+    }
+
+    /// A counter of the kernel programs.
+    pub fn counter(&self, index: u32) -> u64 {
+        self.maps().counter(index).expect("a counter")
+    }
+
     /// The executable in the environment of this bench.
     pub fn command(&self, arguments: &[&str]) -> Command {
         self.command_of(program("GPUREAP_BIN", "gpureap"), arguments)
@@ -150,8 +179,8 @@ impl Bench {
             .env("NO_COLOR", "1")
             .env_remove("NOTIFY_SOCKET")
             .stdin(Stdio::null());
-        // Made by tests that play the kernel's log, or the files of the host.
-        for (variable, name) in [("GPUREAP_DEV", "dev"), ("GPUREAP_HOST", "host")] {
+        // Made by tests that play the kernel's log, the nodes, the driver or the files of the host.
+        for (variable, name) in [("GPUREAP_DEV", "dev"), ("GPUREAP_HOST", "host"), ("GPUREAP_PROC", "proc")] {
             if self.path(name).exists() {
                 command.env(variable, self.path(name));
             }
@@ -178,12 +207,17 @@ impl Bench {
 
     /// What the executable of this bench would work with, for tests that use the library.
     pub fn config(&self) -> Config {
+        let own = |name: &str| Some(self.path(name)).filter(|path| path.exists());
+        let Paths { dev, host, proc, .. } = Paths::default();
         let paths = Paths {
             pin: self.pins(),
             config: self.path("config.toml"),
             run: self.path("run"),
             state: self.path("state"),
-            ..Paths::from_env(|_| None)
+            dev: own("dev").unwrap_or(dev),
+            host: own("host").unwrap_or(host),
+            proc: own("proc").unwrap_or(proc),
+            ..Paths::default()
         };
         Config::load(paths, Overrides::default()).expect("the configuration")
     }

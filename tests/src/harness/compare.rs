@@ -43,7 +43,10 @@ impl Seen {
         let mut devices = BTreeMap::new();
         let mut by_node = BTreeMap::new();
         for device in list(&json["devices"], "devices") {
-            let key = format!("{}:{}", number(&device["major"], "major"), number(&device["minor"], "minor"));
+            // One that stands for all other minors has none.
+            let minor =
+                if device["minor"].is_null() { "*".to_owned() } else { number(&device["minor"], "minor").to_string() };
+            let key = format!("{}:{minor}", number(&device["major"], "major"));
             by_node.insert(device["node"].as_str().expect("node").to_owned(), key.clone());
             let open_files = device["open_files"].as_u64().map(|count| count as u32);
             devices.insert(key, SeenDevice { open_files, ..SeenDevice::default() });

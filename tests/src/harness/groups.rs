@@ -27,6 +27,13 @@ impl Groups {
 
     /// Puts a process into a group of ours; its path below the hierarchy's root.
     pub fn put(&mut self, pid: Pid, group: &str) -> String {
+        let (path, place) = self.make(group);
+        fs::write(place.join("cgroup.procs"), pid.to_string()).expect("move into the cgroup");
+        path
+    }
+
+    /// Makes a group; its path below the hierarchy's root, and its directory.
+    pub fn make(&mut self, group: &str) -> (String, PathBuf) {
         let path = format!("{}/{group}", self.top);
         let mut place = self.mount.clone();
         for part in path.split('/').filter(|part| !part.is_empty()) {
@@ -36,8 +43,7 @@ impl Groups {
                 self.made.push(place.clone());
             }
         }
-        fs::write(place.join("cgroup.procs"), pid.to_string()).expect("move into the cgroup");
-        path
+        (path, place)
     }
 }
 

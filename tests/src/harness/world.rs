@@ -13,6 +13,8 @@ use crate::actor::sys;
 pub struct World {
     unmount: Vec<PathBuf>,
     cover: Vec<PathBuf>,
+    /// Of the option `hidepid`.
+    hidepid: Option<String>,
     user: Option<u32>,
     capabilities: Option<u64>,
     no_new_privileges: bool,
@@ -42,6 +44,13 @@ impl World {
         self
     }
 
+    /// A /proc that hides the processes of others, as `hidepid` says.
+    #[must_use]
+    pub fn hiding_processes(mut self, level: &str) -> Self {
+        self.hidepid = Some(format!("hidepid={level}"));
+        self
+    }
+
     /// An ordinary user.
     #[must_use]
     pub fn as_user(mut self, id: u32) -> Self {
@@ -66,8 +75,8 @@ impl World {
     /// Puts the command there, in a mount namespace of its own.
     pub fn enter(self, mut command: Command) -> Command {
         let enter = move || {
-            let Self { unmount, cover, user, capabilities, no_new_privileges } = &self;
-            if !unmount.is_empty() || !cover.is_empty() {
+            let Self { unmount, cover, hidepid, user, capabilities, no_new_privileges } = &self;
+            if !unmount.is_empty() || !cover.is_empty() || hidepid.is_some() {
                 sys::unshare(libc::CLONE_NEWNS)?;
                 sys::mount("none", Path::new("none"), Path::new("/"), libc::MS_REC | libc::MS_PRIVATE)?;
             }
@@ -76,6 +85,9 @@ impl World {
             }
             for path in cover {
                 sys::mount("none", Path::new("/dev/null"), path, libc::MS_BIND)?;
+            }
+            if let Some(options) = hidepid {
+                sys::mount_with("proc", Path::new("proc"), Path::new("/proc"), 0, options)?;
             }
             if let Some(set) = capabilities {
                 // The kernel refuses the numbers that it does not have.

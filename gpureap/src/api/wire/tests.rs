@@ -61,6 +61,7 @@ fn nothing_of_the_model_is_lost_on_the_way() {
         uid: 1000,
         cgroup_id: u64::MAX,
         exit: Some((5, 9)),
+        renewed: true,
     };
     assert_eq!(model::Ancestor::from(round(&Ancestor::from(ancestor.clone()))), ancestor);
     let device = model::Device {

@@ -96,6 +96,7 @@ fn holder(pid: u32, nodes: &[&str]) -> HolderReport {
         pod_namespace: None,
         parent: None,
         lineage: Vec::new(),
+        lineage_cut: false,
         orphan_of: None,
         threads: Vec::new(),
         private_tids: BTreeSet::new(),

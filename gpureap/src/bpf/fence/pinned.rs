@@ -125,7 +125,7 @@ pub fn raise(
     deadline_ns: u64,
     exempt: &Exemptions,
 ) -> anyhow::Result<Changed> {
-    rights::require_host_pids()?;
+    rights::require_host_namespaces()?;
     let cgroup = cgroup_root(&config.paths.proc)?;
     let lock = Lock::wait(&config.paths.pin)?;
     let raised = raise_locked(&lock, config, devices, slots, deadline_ns, exempt, &cgroup);

@@ -38,6 +38,32 @@ fn every_change_comes_back_as_it_was() {
 }
 
 #[test]
+fn a_clock_that_is_set_moves_all_times_of_the_boot() {
+    let place = Scene::new();
+    let mut writer = place.open("b1");
+    assert!(!writer.is_behind_clock(0).unwrap(), "there is no boot yet");
+    writer.apply(&[start("b1", SECOND), Change::Hold(hold(100, GPU0, 2 * SECOND, None))]).unwrap();
+    let before = boot("b1").wall_offset_ns;
+    let after = before + 3600 * SECOND as i64;
+    assert!(!writer.is_behind_clock(before).unwrap() && writer.is_behind_clock(after).unwrap());
+    writer.apply(&[Change::Clock { wall_offset_ns: after }]).unwrap();
+    assert!(!writer.is_behind_clock(after).unwrap());
+    let Record { boot: about, holds, .. } = &place.all()[0];
+    assert_eq!((about.wall_offset_ns, about.last_ns), (after, 2 * SECOND));
+    assert_eq!(holds[..], [hold(100, GPU0, 2 * SECOND, None)], "times since boot stay");
+}
+
+/// More than JSON's numbers hold everywhere, let alone 32 bits.
+#[test]
+fn times_of_a_boot_of_years_come_back_as_they_were() {
+    let place = Scene::new();
+    let mut writer = place.open("b1");
+    let late = (1 << 53) + 1;
+    writer.apply(&[start("b1", SECOND), Change::Hold(hold(100, GPU0, late, Some(late + 2)))]).unwrap();
+    assert_eq!(place.all()[0].holds[..], [hold(100, GPU0, late, Some(late + 2))]);
+}
+
+#[test]
 fn rows_replace_the_row_of_the_same_identity() {
     let place = Scene::new();
     let mut writer = place.open("b1");

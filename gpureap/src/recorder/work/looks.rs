@@ -27,6 +27,8 @@ use crate::{
 /// or a few, and no hook of any set tells what is mapped in the end.
 const LOOKS: [Duration; 4] =
     [Duration::from_millis(20), Duration::from_millis(500), Duration::from_secs(3), Duration::from_secs(15)];
+/// Until the next try after a look that failed.
+const LOOK_AGAIN: Duration = Duration::from_secs(1);
 /// Looks in one turn: between two the channel is emptied.
 const LOOKS_A_TURN: usize = 32;
 /// Processes of a job that are looked at when one of them is about to die.
@@ -53,7 +55,15 @@ impl Work {
             .collect();
         for (tgid, round) in due {
             self.looks.remove(&tgid);
-            match self.eyes.holder(tgid) {
+            let looked = self.eyes.holder(tgid);
+            let fails = looked.is_err();
+            if let Err(error) = &looked
+                && !self.look_fails
+            {
+                tracing::warn!("the recorder cannot look, and tries again: {error:#}");
+            }
+            self.look_fails = fails;
+            match looked {
                 Ok(Some(holder)) => {
                     self.found(&holder);
                     if round + 1 < LOOKS.len() {
@@ -61,7 +71,8 @@ impl Work {
                     }
                 }
                 Ok(None) => self.found_nothing(tgid),
-                Err(error) => tracing::debug!("look at {tgid}: {error:#}"),
+                // What it holds is still to be known, as long as it lives.
+                Err(_) => drop(self.looks.insert(tgid, (Instant::now() + LOOK_AGAIN, round))),
             }
         }
     }

@@ -18,6 +18,7 @@ use super::{
 
 pub(super) const KINDS: &[Kind] = &[
     ("plain", plain),
+    ("many", many),
     ("three-nodes", three_nodes),
     ("inherit-exec", inherit_exec),
     ("cloexec-exec", cloexec_exec),
@@ -37,6 +38,20 @@ fn plain(scene: &Scene) -> Result<Report, Skip> {
         sys::live();
     });
     Ok(scene.report(child.pid, &Truth::files(1).fds(child.pid, 1)))
+}
+
+/// `many DEV N`: one process that opened the device so many times.
+fn many(scene: &Scene) -> Result<Report, Skip> {
+    let count: usize = scene.argument(0, "N")?;
+    let child = Child::fork(|cue| {
+        for _ in 0..count {
+            scene.open(O_RDWR);
+        }
+        cue.done();
+        sys::live();
+    });
+    child.done();
+    Ok(scene.report(child.pid, &Truth::files(count).fds(child.pid, count)))
 }
 
 /// `three-nodes DEV DEV2 DEV3`: one process, three devices.
