@@ -163,7 +163,7 @@ pub(super) fn run(options: &Options) -> Result<()> {
     processes.dedup();
     let (gpureap, lookup) = (build_gpureap()?, build_lookup()?);
     let place = Place::new(&gpureap)?;
-    let surroundings = Surroundings::look(&place, None)?;
+    let surroundings = Surroundings::look(&gpureap, Some(place.device), None)?;
     let mut notes = surroundings.notes();
     let mut probe_set = String::new();
     let mut loads = Vec::new();

@@ -1,5 +1,14 @@
 //! Measurements against the bars of the design: `cargo xtask bench --help`.
 
+mod bpf;
+mod churn;
+mod churner;
+mod conditions;
+mod cost;
+mod cost_vm;
+mod daemon;
+mod empty;
+mod guest;
 mod holders;
 mod lags;
 mod load;
@@ -8,6 +17,8 @@ mod reap;
 mod report;
 mod stats;
 mod trace;
+mod vm;
+mod work;
 
 use std::{
     fs::File,
@@ -28,16 +39,59 @@ pub(crate) enum Bench {
     Holders(holders::Options),
     /// `gpureap reap` against `fuser -k; sleep 2; fuser`
     Reap(reap::Options),
+    /// What others pay for gpureap's programs in their own work
+    Cost(cost::Options),
+    /// The same for every probe set, in the instructions of a virtual machine
+    CostVm(cost_vm::Options),
+    /// What the daemon needs for itself
+    Daemon(daemon::Options),
+    /// Whether the counts are right after many opens a second
+    Churn(churn::Options),
     /// The processes that a measurement looks through; ends with its standard input
     #[command(hide = true)]
     Load(load::Options),
+    /// A process that opens and closes a device; ends with its standard input
+    #[command(hide = true)]
+    Churner(churner::Options),
+    /// The first process of a virtual machine
+    #[command(hide = true, subcommand)]
+    Guest(guest::Measure),
 }
 
 pub(crate) fn bench(command: &Bench) -> Result<()> {
     match command {
         Bench::Holders(options) => holders::run(options),
         Bench::Reap(options) => reap::run(options),
+        Bench::Cost(options) => cost::run(options),
+        Bench::CostVm(options) => cost_vm::run(options),
+        Bench::Daemon(options) => daemon::run(options),
+        Bench::Churn(options) => churn::run(options),
+        Bench::Churner(options) => churner::serve(options),
+        Bench::Guest(measure) => guest::serve(measure),
         Bench::Load(options) => load::serve(options),
+    }
+}
+
+/// What is measured.
+#[derive(clap::Args)]
+pub(crate) struct Binary {
+    /// A release build of gpureap to measure [default: one of this tree is made]
+    #[arg(long, requires = "commit")]
+    binary: Option<PathBuf>,
+    /// What it was built from
+    #[arg(long, requires = "binary")]
+    commit: Option<String>,
+}
+
+impl Binary {
+    /// The executable, and the commit where it was told.
+    fn get(&self) -> Result<(PathBuf, Option<&str>)> {
+        let Self { binary, commit } = self;
+        let gpureap = match binary {
+            Some(binary) => binary.canonicalize().with_context(|| format!("no {}", binary.display()))?,
+            None => build_gpureap()?,
+        };
+        Ok((gpureap, commit.as_deref()))
     }
 }
 
@@ -103,17 +157,21 @@ fn boottime_us() -> i64 {
     time.tv_sec * 1_000_000 + time.tv_nsec / 1_000
 }
 
-/// Puts a list into a random order that is the same in every run.
-fn shuffle<T>(list: &mut [T], seed: u64) {
-    // splitmix64
+/// Random numbers that are the same in every run: splitmix64.
+fn random(seed: u64) -> impl FnMut() -> u64 {
     let mut state = seed;
-    let mut random = || {
+    move || {
         state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = state;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         z ^ (z >> 31)
-    };
+    }
+}
+
+/// Puts a list into a random order that is the same in every run.
+fn shuffle<T>(list: &mut [T], seed: u64) {
+    let mut random = random(seed);
     for last in (1..list.len()).rev() {
         list.swap(last, (random() % (last as u64 + 1)) as usize);
     }

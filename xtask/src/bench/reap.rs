@@ -9,7 +9,7 @@ use anyhow::{Context as _, Result, ensure};
 use serde::{Deserialize, Serialize};
 
 use super::{
-    build_gpureap, check_tools,
+    Binary, check_tools,
     lags::{LagStats, Lags, Told},
     load::{DESCRIPTORS, Load},
     place::{Place, holding},
@@ -35,12 +35,8 @@ pub(crate) struct Options {
     many: u32,
     #[arg(long, default_value_t = 20)]
     many_rounds: usize,
-    /// A release build of gpureap to measure [default: one of this tree is made]
-    #[arg(long, requires = "commit")]
-    binary: Option<PathBuf>,
-    /// What it was built from
-    #[arg(long, requires = "binary")]
-    commit: Option<String>,
+    #[command(flatten)]
+    binary: Binary,
     /// What a reader should know, for instance what else ran on the machine
     #[arg(long)]
     note: Vec<String>,
@@ -133,15 +129,12 @@ struct Usual {
 }
 
 pub(super) fn run(options: &Options) -> Result<()> {
-    let Options { processes, holders, rounds, many, many_rounds, binary, commit, note, out } = options;
+    let Options { processes, holders, rounds, many, many_rounds, binary, note, out } = options;
     check_tools()?;
     ensure!(*rounds > 0 && *holders > 0 && *many > 0 && *many_rounds > 0, "nothing to measure");
-    let gpureap = match binary {
-        Some(binary) => binary.canonicalize().with_context(|| format!("no {}", binary.display()))?,
-        None => build_gpureap()?,
-    };
+    let (gpureap, commit) = binary.get()?;
     let mut place = Place::new(&gpureap)?;
-    let surroundings = Surroundings::look(&place, commit.as_deref())?;
+    let surroundings = Surroundings::look(&gpureap, Some(place.device), commit)?;
     let mut notes = surroundings.notes();
     notes.extend(note.iter().cloned());
     let tracing = place.mount_tracing();
