@@ -22,9 +22,11 @@ mod work;
 
 use std::{
     fs::File,
+    io,
     ops::RangeInclusive,
+    os::unix::process::ExitStatusExt as _,
     path::{Path, PathBuf},
-    process::{Command, ExitStatus, Stdio},
+    process::{Child, Command, ExitStatus, Stdio},
     time::{Duration, Instant},
 };
 
@@ -125,6 +127,8 @@ fn check_tools() -> Result<()> {
 /// A finished process.
 struct Finished {
     wall: Duration,
+    /// That it and its children spent, without what others did meanwhile.
+    cpu: Duration,
     /// The same on the clock of a trace: boottime in microseconds.
     ran_us: RangeInclusive<i64>,
     status: ExitStatus,
@@ -141,15 +145,30 @@ fn timed(mut command: Command, output: &Path) -> Result<Finished> {
     let name = shown(&command);
     let started_us = boottime_us();
     let started = Instant::now();
-    let mut child = command.spawn().with_context(|| format!("cannot start {name}"))?;
-    let status = child.wait().with_context(|| format!("wait for {name}"))?;
+    let child = command.spawn().with_context(|| format!("cannot start {name}"))?;
+    let (status, cpu) = wait(&child).with_context(|| format!("wait for {name}"))?;
     let wall = started.elapsed();
     let ran_us = started_us..=boottime_us();
     let read = |path: &PathBuf| {
         let bytes = std::fs::read(path).with_context(|| format!("read {}", path.display()))?;
         anyhow::Ok(String::from_utf8_lossy(&bytes).into_owned())
     };
-    Ok(Finished { wall, ran_us, status, stdout: read(&paths[0])?, stderr: read(&paths[1])? })
+    Ok(Finished { wall, cpu, ran_us, status, stdout: read(&paths[0])?, stderr: read(&paths[1])? })
+}
+
+/// The end of a child that nobody else waits for, and its processor time.
+fn wait(child: &Child) -> io::Result<(ExitStatus, Duration)> {
+    let mut status = 0;
+    // SAFETY: a structure of zeros is valid; it and the status outlive the call.
+    let (pid, usage) = unsafe {
+        let mut usage: libc::rusage = std::mem::zeroed();
+        (libc::wait4(child.id() as i32, &raw mut status, 0, &raw mut usage), usage)
+    };
+    if pid < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    let micros = [usage.ru_utime, usage.ru_stime].map(|time| time.tv_sec * 1_000_000 + time.tv_usec);
+    Ok((ExitStatus::from_raw(status), Duration::from_micros(micros.iter().sum::<i64>() as u64)))
 }
 
 fn boottime_us() -> i64 {
