@@ -6,8 +6,10 @@ use anyhow::{Context as _, Result, ensure};
 use serde::Serialize;
 
 use super::{
-    Binary,
+    Binary, build_lookup,
     conditions::{Condition, Set, Visit},
+    guest::Cost,
+    lookup::Lookup,
     report::{Report, Surroundings, push},
     stats::{Bar, median, short},
     vm,
@@ -18,6 +20,9 @@ use super::{
 pub(crate) struct Options {
     #[command(flatten)]
     binary: Binary,
+    /// The example lookup_time, built with it [default: that of this tree is made]
+    #[arg(long, requires = "binary")]
+    lookup: Option<PathBuf>,
     /// Kernel to boot, as `cargo xtask kernel list` names it
     #[arg(long, default_value = "6.12")]
     kernel: String,
@@ -31,7 +36,7 @@ pub(crate) struct Options {
     out: PathBuf,
 }
 
-const SETS: [Set; 3] = [Set::Kprobe, Set::Fentry, Set::Gate];
+pub(super) const SETS: [Set; 3] = [Set::Kprobe, Set::Fentry, Set::Gate];
 
 pub(super) const CONDITIONS: [Condition; 8] = [
     Condition::Nothing,
@@ -54,6 +59,13 @@ const BAR: f64 = 1.3;
 struct Results {
     rounds: u32,
     rows: Vec<Row>,
+    lookups: Vec<SetLookup>,
+}
+
+#[derive(Serialize)]
+struct SetLookup {
+    set: Set,
+    lookup: Lookup,
 }
 
 #[derive(Serialize)]
@@ -62,7 +74,7 @@ struct Row {
     nothing: f64,
     /// How far apart the blocks with nothing attached are, as a part of their median.
     spread: f64,
-    sets: Vec<Cost>,
+    sets: Vec<Pair>,
     tracer: f64,
     #[serde(skip)]
     of: Work,
@@ -70,27 +82,34 @@ struct Row {
 
 /// Instructions of one operation.
 #[derive(Clone, Copy, Serialize)]
-struct Cost {
+struct Pair {
     set: Set,
     empty: f64,
     gpureap: f64,
 }
 
-impl Cost {
+impl Pair {
     fn over_empty(self) -> f64 {
         self.gpureap / self.empty
     }
 }
 
 pub(super) fn run(options: &Options) -> Result<()> {
-    let Options { binary, kernel, rounds, note, out } = options;
+    let Options { binary, lookup, kernel, rounds, note, out } = options;
     ensure!(*rounds > 0, "nothing to measure");
     let (gpureap, commit) = binary.get()?;
     let surroundings = Surroundings::look(&gpureap, None, commit)?.of_guest(vm::package(kernel)?, 1);
-    let told = vm::run(kernel, &gpureap, &vm::Wish::Cost { rounds: *rounds })?;
-    let visits: Vec<Visit> = told.iter().map(|line| serde_json::from_str(line)).collect::<Result<_, _>>()?;
+    let lookup = lookup.clone().map_or_else(build_lookup, Ok)?;
+    let told = vm::run(kernel, &gpureap, &vm::Wish::Cost { rounds: *rounds, lookup: &lookup })?;
+    let (mut visits, mut lookups) = (Vec::new(), Vec::new());
+    for line in told {
+        match serde_json::from_str(&line)? {
+            Cost::Visit(visit) => visits.push(visit),
+            Cost::Lookup(set, lookup) => lookups.push(SetLookup { set, lookup }),
+        }
+    }
     let rows = Work::ALL.into_iter().map(|work| row(&visits, work)).collect::<Result<_>>()?;
-    let results = Results { rounds: *rounds, rows };
+    let results = Results { rounds: *rounds, rows, lookups };
     let (bars, tables) = (bars(&results), tables(&results));
     let probe_set = SETS.map(Set::name).join(", ");
     let report = Report { bench: "cost-vm", surroundings, probe_set, bars, notes: note.clone(), results };
@@ -108,7 +127,7 @@ fn row(visits: &[Visit], work: Work) -> Result<Row> {
     let (low, high) = blocks.iter().fold((f64::INFINITY, 0.0_f64), |(low, high), ns| (low.min(*ns), high.max(*ns)));
     let sets = SETS
         .into_iter()
-        .map(|set| Ok(Cost { set, empty: figure(Condition::Empty(set))?, gpureap: figure(Condition::Gpureap(set))? }));
+        .map(|set| Ok(Pair { set, empty: figure(Condition::Empty(set))?, gpureap: figure(Condition::Gpureap(set))? }));
     Ok(Row {
         work: work.name(),
         nothing,
@@ -120,7 +139,7 @@ fn row(visits: &[Visit], work: Work) -> Result<Row> {
 }
 
 fn bars(results: &Results) -> Vec<Bar> {
-    let Results { rounds: _, rows } = results;
+    let Results { rounds: _, rows, lookups: _ } = results;
     let mut bars = Vec::new();
     for set in [Set::Kprobe, Set::Fentry] {
         for row in rows {
@@ -138,7 +157,7 @@ fn bars(results: &Results) -> Vec<Bar> {
 }
 
 fn tables(results: &Results) -> String {
-    let Results { rounds, rows } = results;
+    let Results { rounds, rows, lookups } = results;
     let mut text = format!(
         "## Instructions of one operation, in user space and kernel\n\n\
          QEMU emulates one processor whose clock goes on by a nanosecond with every instruction (`-icount shift=0,sleep=off`), so \
@@ -158,7 +177,7 @@ fn tables(results: &Results) -> String {
     for Row { work, nothing, spread, sets, tracer, of: _ } in rows {
         push(&mut text, format_args!("| {work} | {} | {:.2} % |", short(*nothing), spread * 100.0));
         for cost in sets {
-            let Cost { set: _, empty, gpureap } = *cost;
+            let Pair { set: _, empty, gpureap } = *cost;
             let (over, empty, gpureap) = (cost.over_empty(), short(empty), short(gpureap));
             push(&mut text, format_args!(" {empty} | {gpureap} | {over:.3} × |"));
         }
@@ -171,10 +190,20 @@ fn tables(results: &Results) -> String {
     );
     for Row { work, nothing, spread: _, sets, tracer, of: _ } in rows {
         push(&mut text, format_args!("| {work} |"));
-        for Cost { set: _, empty, gpureap } in sets {
+        for Pair { set: _, empty, gpureap } in sets {
             push(&mut text, format_args!(" {:.0} | {:.0} |", empty - nothing, gpureap - empty));
         }
         push(&mut text, format_args!(" {:.0} |\n", tracer - nothing));
+    }
+    text.push_str(
+        "\n## A look at the holders through the library, in instructions\n\nInside one process, the daemon running; medians.\n\n\
+         | probe set | holders | its maps (`read_maps`) | candidates (`Handles::procs`) | verified view (`Eyes::view`) | \
+         opening the pins |\n|---|--:|--:|--:|--:|--:|\n",
+    );
+    for SetLookup { set, lookup } in lookups {
+        let Lookup { holders, open, view, read_maps, procs } = lookup;
+        let [open, view, maps, procs] = [open, view, read_maps, procs].map(|stats| short(stats.median_ms * 1e6));
+        push(&mut text, format_args!("| `{}` | {holders} | {maps} | {procs} | {view} | {open} |\n", set.name()));
     }
     text
 }
@@ -199,7 +228,7 @@ mod tests {
         );
         let over: Vec<String> = row.sets.iter().map(|cost| format!("{:.2}", cost.over_empty())).collect();
         assert_eq!(over, ["1.50", "1.25", "1.17"]);
-        let bars = bars(&Results { rounds: 3, rows: vec![row] });
+        let bars = bars(&Results { rounds: 3, rows: vec![row], lookups: Vec::new() });
         let verdicts: Vec<&str> = bars.iter().map(|bar| bar.verdict.as_str()).collect();
         assert_eq!(verdicts, ["misses by 0.200 ×", "holds", "misses by 5.98 ×"]);
     }

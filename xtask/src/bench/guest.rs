@@ -11,9 +11,16 @@ use rustix::{
     mount::{MountFlags, mount},
     system::{RebootCommand, reboot},
 };
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
-use super::{churn, conditions, cost_vm::CONDITIONS, place::Place, work::Site};
+use super::{
+    churn,
+    conditions::{self, Set, Visit},
+    cost_vm::{CONDITIONS, SETS},
+    lookup::{Lookup, look_up},
+    place::Place,
+    work::Site,
+};
 
 #[derive(clap::Subcommand, Clone, Debug)]
 pub(crate) enum Measure {
@@ -43,8 +50,17 @@ const CHANNEL: &str = "/dev/ttyS1";
 pub(super) const TOLD: &str = "bench: ";
 pub(super) const DONE: &str = "done";
 
-/// Where gpureap is.
+/// Where the programs are.
+pub(super) const XTASK: &str = "/bin/xtask";
 pub(super) const GPUREAP: &str = "/bin/gpureap";
+pub(super) const LOOKUP: &str = "/bin/lookup_time";
+
+/// A result of a measurement of costs.
+#[derive(Serialize, Deserialize)]
+pub(super) enum Cost {
+    Visit(Visit),
+    Lookup(Set, Lookup),
+}
 
 /// Does not return where it is meant to run.
 pub(super) fn serve(measure: &Measure) -> Result<()> {
@@ -71,7 +87,13 @@ fn boot(measure: &Measure) -> Result<()> {
             let site = Site::new(&place.files(), &place.node(), true)?;
             let plan =
                 conditions::Plan { conditions: CONDITIONS.to_vec(), rounds: *rounds, repeats: 3, stop_daemon: true };
-            conditions::measure(&mut place, &site, &plan, |visit| tell(&visit))
+            conditions::measure(&mut place, &site, &plan, |visit| tell(&Cost::Visit(visit)))?;
+            for set in SETS {
+                place.start_daemon(Some(set.name()))?;
+                tell(&Cost::Lookup(set, look_up(&place, Path::new(LOOKUP))?))?;
+                place.stop_daemon()?;
+            }
+            Ok(())
         }
         Measure::Churn { plan } => churn::in_guest(&mut place, plan),
     }

@@ -12,13 +12,13 @@ use serde::{Deserialize, Serialize};
 use super::{
     Binary, build_lookup, check_tools,
     load::{DESCRIPTORS, Load},
+    lookup::{Lookup, look_up},
     place::Place,
     report::{Report, Surroundings, push},
     shuffle,
     stats::{Bar, Stats, short},
     timed,
 };
-use crate::process;
 
 #[derive(clap::Args)]
 pub(crate) struct Options {
@@ -43,9 +43,6 @@ pub(crate) struct Options {
     #[arg(long, default_value = "docs/measurements")]
     out: PathBuf,
 }
-
-/// The design's figure for a lookup inside one process.
-const LOOKUP_HOLDERS: u32 = 64;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 enum Who {
@@ -252,45 +249,6 @@ fn measure(place: &Place, load: &Load, processes: u32, rounds: usize, notes: &mu
         Some(Row { command: who.name(), faster_than_fuser: fuser / stats.median_ms, stats, cpu, wrong_rounds, who })
     });
     Ok(LoadResult { processes, all_processes, rows: rows.collect() })
-}
-
-/// Times of many looks through the library, in one process.
-#[derive(Serialize)]
-struct Lookup {
-    holders: usize,
-    /// `from_pins`: opens the pinned maps and programs.
-    open: Stats,
-    /// `Eyes::view`: holders, verified.
-    view: Stats,
-    /// `read_maps`: what the view starts from where the kernel counts.
-    read_maps: Stats,
-    /// `Handles::procs`: what it starts from with the gate.
-    procs: Stats,
-}
-
-fn look_up(place: &Place, example: &Path) -> Result<Lookup> {
-    #[derive(Deserialize)]
-    struct Told {
-        holders: usize,
-        open_ns: Vec<f64>,
-        view_ns: Vec<f64>,
-        read_maps_ns: Vec<f64>,
-        procs_ns: Vec<f64>,
-    }
-    let load = Load::start(LOOKUP_HOLDERS, LOOKUP_HOLDERS, &place.node())?;
-    let text = process::output(&mut place.command(example, &[]))?;
-    let Told { holders, open_ns, view_ns, read_maps_ns, procs_ns } =
-        serde_json::from_str(&text).context("lookup_time")?;
-    ensure!(holders == load.holders.len(), "the library found {holders} holders of {}", load.holders.len());
-    let stats =
-        |ns: Vec<f64>| Stats::of_ms(ns.into_iter().map(|ns| ns / 1e6).collect()).context("lookup_time told no times");
-    Ok(Lookup {
-        holders,
-        open: stats(open_ns)?,
-        view: stats(view_ns)?,
-        read_maps: stats(read_maps_ns)?,
-        procs: stats(procs_ns)?,
-    })
 }
 
 fn bars(loads: &[LoadResult], lookup: &Lookup, probe_set: &str) -> Vec<Bar> {

@@ -12,6 +12,7 @@ mod guest;
 mod holders;
 mod lags;
 mod load;
+mod lookup;
 mod place;
 mod reap;
 mod report;

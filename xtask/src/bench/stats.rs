@@ -2,12 +2,12 @@
 
 use std::{fmt, time::Duration};
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::random;
 
 /// Of at least one measurement, in milliseconds.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Stats {
     pub(super) rounds: usize,
     pub(super) min_ms: f64,

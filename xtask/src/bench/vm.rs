@@ -11,7 +11,7 @@ use anyhow::{Context as _, Result, ensure};
 
 use super::{
     churn,
-    guest::{DONE, GPUREAP, TOLD},
+    guest::{DONE, GPUREAP, LOOKUP, TOLD, XTASK},
 };
 use crate::{
     artifacts,
@@ -24,9 +24,10 @@ use crate::{
 
 /// What is to be measured.
 pub(super) enum Wish<'a> {
-    /// By counted instructions.
+    /// By counted instructions. With gpureap's example `lookup_time`.
     Cost {
         rounds: u32,
+        lookup: &'a Path,
     },
     Churn(&'a churn::Plan),
 }
@@ -34,7 +35,7 @@ pub(super) enum Wish<'a> {
 impl Wish<'_> {
     fn arguments(&self) -> String {
         match self {
-            Self::Cost { rounds } => format!("cost --rounds {rounds}"),
+            Self::Cost { rounds, lookup: _ } => format!("cost --rounds {rounds}"),
             Self::Churn(churn::Plan { seconds, rate, workers }) => {
                 format!("churn --seconds {seconds} --rate {rate} --workers {workers}")
             }
@@ -64,8 +65,13 @@ pub(super) fn package(kernel: &str) -> Result<String> {
 pub(super) fn run(kernel: &str, gpureap: &Path, wish: &Wish<'_>) -> Result<Vec<String>> {
     let vmlinuz = Kernel::named(kernel)?.fetch(false)?;
     let work = tempfile::tempdir_in(kernels::cache())?;
-    let initramfs = pack(gpureap, work.path())?;
-    let append = [format!("rdinit=/bin/xtask -- bench guest {}", wish.arguments())];
+    let own = std::env::current_exe().context("this program's own path")?;
+    let mut programs = vec![(XTASK, artifacts::strip(&own, work.path())?), (GPUREAP, gpureap.to_owned())];
+    if let Wish::Cost { rounds: _, lookup } = wish {
+        programs.push((LOOKUP, (*lookup).to_owned()));
+    }
+    let initramfs = pack(&programs, work.path())?;
+    let append = [format!("rdinit={XTASK} -- bench guest {}", wish.arguments())];
     let boot = Boot {
         accel: Accel::Tcg,
         kernel: &vmlinuz,
@@ -89,18 +95,18 @@ pub(super) fn run(kernel: &str, gpureap: &Path, wish: &Wish<'_>) -> Result<Vec<S
     Ok(told)
 }
 
-fn pack(gpureap: &Path, work: &Path) -> Result<PathBuf> {
+fn pack(programs: &[(&str, PathBuf)], work: &Path) -> Result<PathBuf> {
     let mut tree = Initramfs::default();
     for directory in ["proc", "sys", "dev", "tmp", "run", "root", "var/lib", "etc"] {
         tree.directory(directory);
     }
     tree.device("dev/console", 5, 1);
     tree.text("etc/passwd", "root:x:0:0:root:/root:/bin/sh\n");
-    let own = std::env::current_exe().context("this program's own path")?;
-    tree.program("bin/xtask", &artifacts::strip(&own, work)?)?;
-    tree.program(GPUREAP, gpureap)?;
-    for library in libraries(&own)?.into_iter().chain(libraries(gpureap)?) {
-        tree.program(&library, Path::new(&library))?;
+    for (inside, program) in programs {
+        tree.program(inside, program)?;
+        for library in libraries(program)? {
+            tree.program(&library, Path::new(&library))?;
+        }
     }
     busybox(&mut tree)?;
     tree.write_file(work.join("initramfs"))
