@@ -67,6 +67,8 @@ pub(super) struct Churn {
     pub(super) ring_full: u64,
     /// As the first read after the stop tells it: what the maps missed, until a sweep has put them right.
     pub(super) lost_events: u64,
+    /// Those of them that have a counter of their own; the rest are programs that the kernel skipped.
+    pub(super) losses: BTreeMap<String, u64>,
     /// Processes that hold the device in the end, and their descriptors.
     pub(super) holders: usize,
     pub(super) descriptors: u64,
@@ -76,6 +78,8 @@ pub(super) struct Churn {
     /// Of the daemon: part of one processor, and what is resident afterwards.
     pub(super) daemon_cpu: f64,
     pub(super) daemon_rss_kib: u64,
+    /// Of it, what is its own and not pages of files.
+    pub(super) daemon_own_kib: u64,
 }
 
 /// What is of interest in `holders --json`.
@@ -123,10 +127,13 @@ pub(super) fn run(options: &Options) -> Result<()> {
     notes.push(Surroundings::load_after()?);
     let (bars, tables) = (bars(&churns, plan), tables(&churns, plan));
     let probe_set = churns.iter().map(|churn| churn.set.name()).collect::<Vec<_>>().join(", ");
-    let (bench, where_) = if vm.is_some() { ("churn-vm", ", in a virtual machine") } else { ("churn", "") };
+    let (bench, place) = match vm {
+        Some(kernel) => (format!("churn-vm-{kernel}"), ", in a virtual machine"),
+        None => ("churn".to_owned(), ""),
+    };
     let report =
         Report { bench, surroundings, probe_set, bars, notes, results: Results { plan: plan.clone(), churns } };
-    report.write(out, &format!("Counts after many opens a second{where_}"), &tables)
+    report.write(out, &format!("Counts after many opens a second{place}"), &tables)
 }
 
 #[derive(Serialize)]
@@ -195,10 +202,15 @@ pub(super) fn churn(place: &mut Place, set: Set, plan: &Plan) -> Result<Churn> {
     thread::sleep(Duration::from_secs(1));
     let counted = bpf::counters(&place.pins())?;
     let counted = |index: u32| counted.get(counter::NAMES[index as usize]).copied().unwrap_or(0);
+    let losses = counter::LOSSES
+        .into_iter()
+        .map(|index| (counter::NAMES[index as usize].to_owned(), counted(index)))
+        .filter(|(_, count)| *count > 0)
+        .collect();
     let truth: BTreeMap<u32, u64> = told.iter().map(|told| (told.pid, told.descriptors)).collect();
     let held = |holder: &Holder| holder.devices.iter().map(|held| held.fds).sum();
     let seen: BTreeMap<u32, u64> = holders.iter().map(|holder| (holder.pid, held(holder))).collect();
-    let daemon_rss_kib = memory(daemon, "VmRSS")?;
+    let (daemon_rss_kib, daemon_own_kib) = (memory(daemon, "VmRSS")?, memory(daemon, "RssAnon")?);
     drop(workers);
     place.stop_daemon()?;
     Ok(Churn {
@@ -211,12 +223,14 @@ pub(super) fn churn(place: &mut Place, set: Set, plan: &Plan) -> Result<Churn> {
         records: counted(counter::EVENTS),
         ring_full: counted(counter::RING_FULL),
         lost_events,
+        losses,
         holders: truth.len(),
         descriptors: truth.values().sum(),
         wrong: wrong(&truth, &seen),
         open_files: devices.first().and_then(|device| device.open_files),
         daemon_cpu,
         daemon_rss_kib,
+        daemon_own_kib,
     })
 }
 
@@ -273,11 +287,16 @@ fn tables(churns: &[Churn], plan: &Plan) -> String {
         ("opens that the programs counted", |churn| churn.opens_counted.to_string()),
         ("records in the ring", |churn| churn.records.to_string()),
         ("records that found it full, counted", |churn| churn.ring_full.to_string()),
-        ("losses of the maps, counted", |churn| churn.lost_events.to_string()),
+        ("losses of the maps, counted", |churn| {
+            let named = churn.losses.iter().map(|(name, count)| format!("; `{name}` {count}"));
+            format!("{}{}", churn.lost_events, named.collect::<String>())
+        }),
         ("holders and descriptors in the end", |churn| format!("{}; {}", churn.holders, churn.descriptors)),
         ("wrong counts in the first read", |churn| churn.wrong.to_string()),
         ("daemon: part of one processor", |churn| format!("{:.1} %", churn.daemon_cpu * 100.0)),
-        ("daemon: resident afterwards", |churn| format!("{:.1} MiB", churn.daemon_rss_kib as f64 / 1024.0)),
+        ("daemon: resident afterwards; of it its own, MiB", |churn| {
+            format!("{:.1}; {:.1}", churn.daemon_rss_kib as f64 / 1024.0, churn.daemon_own_kib as f64 / 1024.0)
+        }),
     ];
     for (what, cell) in rows {
         let cells = churns.iter().map(cell).collect::<Vec<_>>().join(" | ");

@@ -91,7 +91,7 @@ pub(super) fn run(options: &Options) -> Result<()> {
     let rows = Work::ALL.into_iter().map(|work| row(&site, &visits, work)).collect::<Result<_>>()?;
     let results = Results { rounds: *rounds, rows };
     let (bars, tables) = (bars(&results), tables(&results));
-    let report = Report { bench: "cost", surroundings, probe_set: "gate".to_owned(), bars, notes, results };
+    let report = Report { bench: "cost".to_owned(), surroundings, probe_set: "gate".to_owned(), bars, notes, results };
     report.write(out, "What `gate` costs others", &tables)
 }
 

@@ -112,7 +112,7 @@ pub(super) fn run(options: &Options) -> Result<()> {
     let results = Results { rounds: *rounds, rows, lookups };
     let (bars, tables) = (bars(&results), tables(&results));
     let probe_set = SETS.map(Set::name).join(", ");
-    let report = Report { bench: "cost-vm", surroundings, probe_set, bars, notes: note.clone(), results };
+    let report = Report { bench: "cost-vm".to_owned(), surroundings, probe_set, bars, notes: note.clone(), results };
     report.write(out, "What the probe sets cost, in instructions", &tables)
 }
 

@@ -108,7 +108,8 @@ pub(super) fn run(options: &Options) -> Result<()> {
         after_idle,
     };
     let (bars, tables) = (bars(&results), tables(&results));
-    let report = Report { bench: "daemon", surroundings, probe_set: "gate".to_owned(), bars, notes, results };
+    let report =
+        Report { bench: "daemon".to_owned(), surroundings, probe_set: "gate".to_owned(), bars, notes, results };
     report.write(out, "What the daemon needs for itself", &tables)
 }
 

@@ -195,7 +195,7 @@ pub(super) fn run(options: &Options) -> Result<()> {
     let bars = bars(&loads, &lookup, &probe_set);
     let results = Results { descriptors: DESCRIPTORS, holders: *holders, loads, lookup };
     let tables = tables(&results);
-    let report = Report { bench: "holders", surroundings, probe_set, bars, notes, results };
+    let report = Report { bench: "holders".to_owned(), surroundings, probe_set, bars, notes, results };
     report.write(out, "`gpureap holders` against fuser, lsof and a walk through /proc", &tables)
 }
 

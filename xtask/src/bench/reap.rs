@@ -191,7 +191,7 @@ pub(super) fn run(options: &Options) -> Result<()> {
         many: pass.reaps(*many)?,
     };
     let (bars, tables) = (bars(&results), tables(&results, surroundings.kernel()));
-    let report = Report { bench: "reap", surroundings, probe_set, bars, notes, results };
+    let report = Report { bench: "reap".to_owned(), surroundings, probe_set, bars, notes, results };
     report.write(out, "`gpureap reap` against `fuser -k`", &tables)
 }
 

@@ -160,7 +160,7 @@ fn versions(gpureap: &Path, commit: Option<&str>) -> Result<BTreeMap<&'static st
 /// One measurement, ready to be written.
 #[derive(Serialize)]
 pub(super) struct Report<T> {
-    pub(super) bench: &'static str,
+    pub(super) bench: String,
     #[serde(flatten)]
     pub(super) surroundings: Surroundings,
     pub(super) probe_set: String,
