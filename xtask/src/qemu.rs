@@ -34,10 +34,18 @@ pub(crate) enum Accel {
     Kvm,
 }
 
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Processors {
+    Two,
+    /// One, whose clock counts its instructions, a nanosecond for each: the same work takes the same time.
+    Counted,
+}
+
 pub(crate) struct Boot<'a> {
     pub(crate) accel: Accel,
     pub(crate) kernel: &'a Path,
     pub(crate) initramfs: &'a Path,
+    pub(crate) processors: Processors,
     /// Words added to the kernel's command line.
     pub(crate) append: &'a [String],
     /// The VM may run for this long altogether…
@@ -135,7 +143,11 @@ impl Boot<'_> {
             })
             // Two processors on one host thread: with a thread each, QEMU 7.2 runs stale code while the kernel patches its own
             // text, as every attach and detach does ("Oops: int3").
-            .args(["-smp", "2", "-m", "2G"])
+            .args(match self.processors {
+                Processors::Two => ["-smp", "2"].as_slice(),
+                Processors::Counted => &["-smp", "1", "-icount", "shift=0,sleep=off"],
+            })
+            .args(["-m", "2G"])
             .args(["-nodefaults", "-no-user-config", "-no-reboot", "-display", "none"])
             .args(["-serial", "stdio"])
             .arg("-chardev")

@@ -19,7 +19,7 @@ use crate::{
     kernels::{self, Kernel},
     libtest::Counts,
     process,
-    qemu::{Accel, Boot, End},
+    qemu::{Accel, Boot, End, Processors},
 };
 
 #[derive(clap::Args, Clone, Debug)]
@@ -117,6 +117,7 @@ fn boot(name: &str, vmlinuz: &Path, initramfs: &Path, options: &Options) -> Resu
         accel: options.accel,
         kernel: vmlinuz,
         initramfs,
+        processors: Processors::Two,
         append: &options.append,
         timeout: Duration::from_secs(options.timeout),
         silence: Duration::from_secs(options.silence),
@@ -271,7 +272,7 @@ fn pack(options: &Options, artifacts: &Artifacts, work: &Path) -> Result<PathBuf
 const NATIVE_ONLY: [&str; 6] = ["blockers", "choosing", "durability", "recipes", "top", "units"];
 
 /// The shell and its company, for tests that run commands. Our own programs keep their names.
-fn busybox(tree: &mut Initramfs) -> Result<()> {
+pub(crate) fn busybox(tree: &mut Initramfs) -> Result<()> {
     let busybox = Path::new("/bin/busybox");
     tree.program("bin/busybox", busybox).context("busybox-static is missing: `cargo xtask setup` installs it")?;
     for applet in process::output(Command::new(busybox).arg("--list"))?.lines() {

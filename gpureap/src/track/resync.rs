@@ -1,6 +1,7 @@
 //! Compares the map with a sweep and says what to correct. Hooks go on counting meanwhile, and a hook and the change of
 //! the table that it tells of are not one instant; so a difference counts only if it was there twice while the table's
-//! sequence number stood still, and the correction is a delta that the kernel adds, which commutes with every event.
+//! sequence number stood still, and the correction is a delta that the kernel adds, which commutes with every event. A file
+//! that no map has must be there twice too: many live for less than it takes to look.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -78,6 +79,8 @@ impl Round {
 #[derive(Debug, Default)]
 pub struct Resync {
     seen: HashMap<Subject, (Option<u64>, i32)>,
+    /// Files of the sweep before that no map had.
+    unknown: HashSet<u64>,
 }
 
 /// What a sweep says of tables, files and processes.
@@ -136,17 +139,21 @@ impl Resync {
         let mut round = Round::default();
         let mut differences = HashMap::new();
 
-        for (address, (dev, slot, _)) in &seen.files {
-            if !after.files.contains_key(address) && !before.files.contains_key(address) {
-                let file = File {
-                    dev: *dev,
-                    slot: *slot,
-                    flags: file_flag::SNAPSHOT | file_flag::INSTALLED,
-                    ..File::default()
-                };
+        let mut unknown = HashSet::new();
+        for (address, (dev, slot, fds)) in &seen.files {
+            if after.files.contains_key(address) || before.files.contains_key(address) {
+                continue;
+            }
+            if self.unknown.contains(address) {
+                let flags = file_flag::SNAPSHOT | file_flag::INSTALLED;
+                let file = File { dev: *dev, slot: *slot, fds: *fds, flags, ..File::default() };
                 round.fixes.push(Fix::InsertFile { address: *address, file });
+            } else {
+                round.pending += 1;
+                unknown.insert(*address);
             }
         }
+        self.unknown = unknown;
         for (key, mapped) in &seen.processes {
             let known = after.procs.get(&key.tgid).filter(|process| process.start_ns == key.start_ns);
             if known.is_none() {
@@ -318,25 +325,42 @@ mod tests {
     }
 
     #[test]
-    fn the_first_snapshot_inserts_files_then_counts() {
+    fn the_first_snapshot_inserts_files_and_counts() {
         let records = [record(7, 0x10, 3, 0xa), record(8, 0x20, 4, 0xa), record(8, 0, MAPPING, 0xa)];
         let mut resync = Resync::default();
-        let mut map = MapState::default();
+        let map = MapState::default();
         let first = resync.round(&map, &records, &map, &slot_of, &|_| false);
-        assert!(first.fixes.iter().any(|fix| matches!(fix, Fix::InsertFile { address: 0xa, .. })));
         assert!(
             first.fixes.iter().any(|fix| matches!(fix, Fix::Mark { key: ProcKey { tgid: 8, .. }, slot: Some(0), .. }))
         );
-        assert_eq!(first.pending, 2);
-        map.files.insert(0xa, File { dev: 5, ..File::default() });
+        assert_eq!(first.pending, 3, "two tables and the file");
         let second = resync.round(&map, &records, &map, &slot_of, &|_| false);
+        let inserted = second.fixes.iter().find_map(|fix| match fix {
+            Fix::InsertFile { address: 0xa, file } => Some(file.fds),
+            _ => None,
+        });
+        assert_eq!(inserted, Some(2));
         let deltas: Vec<i32> = second
             .fixes
             .iter()
             .filter_map(|fix| if let Fix::Adjust { delta, .. } = fix { Some(*delta) } else { None })
             .collect();
         assert_eq!(deltas, [1, 1]);
-        assert_eq!(second.pending, 1, "the file's own count is seen for the first time");
+        assert_eq!(second.pending, 0);
+    }
+
+    /// It would stay until its memory is another file's, and count as a loss then.
+    #[test]
+    fn a_file_that_lived_for_one_look_alone_is_not_inserted() {
+        let map = MapState { procs: state(0, 1, 0).procs, ..MapState::default() };
+        let mut resync = Resync::default();
+        for file in 0xa..0x1a {
+            let round = resync.round(&map, &[record(7, 0x10, 3, file)], &map, &slot_of, &|_| false);
+            assert!(!round.fixes.iter().any(|fix| matches!(fix, Fix::InsertFile { .. })), "{round:?}");
+            assert!(round.pending > 0);
+        }
+        let gone = resync.round(&map, &[], &map, &slot_of, &|_| false);
+        assert!(gone.settled(), "{gone:?}");
     }
 
     #[test]

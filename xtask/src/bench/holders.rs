@@ -10,52 +10,59 @@ use anyhow::{Context as _, Result, ensure};
 use serde::{Deserialize, Serialize};
 
 use super::{
-    build_gpureap, build_lookup, check_tools,
+    Binary, build_lookup, check_tools,
     load::{DESCRIPTORS, Load},
+    lookup::{Lookup, look_up},
     place::Place,
     report::{Report, Surroundings, push},
     shuffle,
     stats::{Bar, Stats, short},
     timed,
 };
-use crate::process;
 
 #[derive(clap::Args)]
 pub(crate) struct Options {
-    /// Processes to look through; give it several times to see what more of them cost [default: 300 and 3000]
-    #[arg(long, default_values_t = [300, 3000], hide_default_value = true)]
+    #[command(flatten)]
+    binary: Binary,
+    /// The example lookup_time, built with it [default: that of this tree is made]
+    #[arg(long, requires = "binary")]
+    lookup: Option<PathBuf>,
+    /// Processes to look through; give it several times to see what more of them cost [default: 300, 3000 and 10000]
+    #[arg(long, default_values_t = [300, 3000, 10_000], hide_default_value = true)]
     processes: Vec<u32>,
     /// So many of them hold the device
     #[arg(long, default_value_t = 8)]
     holders: u32,
-    /// Of gpureap; fuser, lsof and the snapshot run a tenth as often, at least five times
+    /// Of gpureap; what looks at every process runs a tenth as often, at least five times
     #[arg(long, default_value_t = 200)]
     rounds: usize,
+    /// What a reader should know, for instance what else ran on the machine
+    #[arg(long)]
+    note: Vec<String>,
     /// Directory for the report
     #[arg(long, default_value = "docs/measurements")]
     out: PathBuf,
 }
-
-/// The design's figure for a lookup inside one process.
-const LOOKUP_HOLDERS: u32 = 64;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 enum Who {
     Version,
     Map,
     Snapshot,
+    Walk,
     Fuser,
     Lsof,
 }
 
 impl Who {
-    const ALL: [Self; 5] = [Self::Map, Self::Snapshot, Self::Version, Self::Fuser, Self::Lsof];
+    const ALL: [Self; 6] = [Self::Map, Self::Snapshot, Self::Walk, Self::Version, Self::Fuser, Self::Lsof];
 
     const fn name(self) -> &'static str {
         match self {
             Self::Version => "gpureap --version",
             Self::Map => "gpureap holders --json",
             Self::Snapshot => "gpureap holders --source snapshot --json",
+            Self::Walk => "gpureap holders --source proc --json",
             Self::Fuser => "fuser NODE",
             Self::Lsof => "lsof NODE",
         }
@@ -71,6 +78,7 @@ impl Who {
             Self::Version => place.gpureap(&["--version"]),
             Self::Map => place.gpureap(&["holders", "--json"]),
             Self::Snapshot => place.gpureap(&["holders", "--source", "snapshot", "--json"]),
+            Self::Walk => place.gpureap(&["holders", "--source", "proc", "--json"]),
             Self::Fuser => of_node("fuser"),
             Self::Lsof => of_node("lsof"),
         }
@@ -79,7 +87,7 @@ impl Who {
     fn rounds(self, rounds: usize) -> usize {
         match self {
             Self::Version | Self::Map => rounds,
-            Self::Snapshot | Self::Fuser | Self::Lsof => (rounds / 10).max(5),
+            Self::Snapshot | Self::Walk | Self::Fuser | Self::Lsof => (rounds / 10).max(5),
         }
     }
 
@@ -87,7 +95,7 @@ impl Who {
     fn found(self, stdout: &str) -> Result<Option<Vec<u32>>> {
         let mut pids: Vec<u32> = match self {
             Self::Version => return Ok(None),
-            Self::Map | Self::Snapshot => {
+            Self::Map | Self::Snapshot | Self::Walk => {
                 let Output { holders, .. } = serde_json::from_str(stdout)?;
                 holders.iter().map(|holder| holder.pid).collect()
             }
@@ -141,6 +149,8 @@ struct Row {
     command: &'static str,
     #[serde(flatten)]
     stats: Stats,
+    /// Processor time, in milliseconds.
+    cpu: Stats,
     faster_than_fuser: f64,
     /// Rounds in which it named other processes than those that hold the device.
     wrong_rounds: usize,
@@ -155,16 +165,18 @@ impl LoadResult {
 }
 
 pub(super) fn run(options: &Options) -> Result<()> {
-    let Options { processes, holders, rounds, out } = options;
+    let Options { binary, lookup, processes, holders, rounds, note, out } = options;
     check_tools()?;
     ensure!(*rounds > 0 && *holders > 0, "nothing to measure");
     let mut processes = processes.clone();
     processes.sort_unstable();
     processes.dedup();
-    let (gpureap, lookup) = (build_gpureap()?, build_lookup()?);
+    let (gpureap, commit) = binary.get()?;
+    let lookup = lookup.clone().map_or_else(build_lookup, Ok)?;
     let place = Place::new(&gpureap)?;
-    let surroundings = Surroundings::look(&place, None)?;
+    let surroundings = Surroundings::look(&gpureap, Some(place.device), commit)?;
     let mut notes = surroundings.notes();
+    notes.extend(note.iter().cloned());
     let mut probe_set = String::new();
     let mut loads = Vec::new();
     for count in processes {
@@ -177,13 +189,21 @@ pub(super) fn run(options: &Options) -> Result<()> {
         loads.push(measure(&place, &load, count, *rounds, &mut notes)?);
     }
     let lookup = look_up(&place, &lookup)?;
+    notes.push(Surroundings::load_after()?);
     notes.extend(place.log().into_iter().map(|line| format!("the daemon said: {line}")));
 
     let bars = bars(&loads, &lookup, &probe_set);
     let results = Results { descriptors: DESCRIPTORS, holders: *holders, loads, lookup };
     let tables = tables(&results);
-    let report = Report { bench: "holders", surroundings, probe_set, bars, notes, results };
-    report.write(out, "`gpureap holders` against fuser and lsof", &tables)
+    let report = Report { bench: "holders".to_owned(), surroundings, probe_set, bars, notes, results };
+    report.write(out, "`gpureap holders` against fuser, lsof and a walk through /proc", &tables)
+}
+
+/// Of one command.
+#[derive(Default)]
+struct Times {
+    wall: Vec<Duration>,
+    cpu: Vec<Duration>,
 }
 
 fn measure(place: &Place, load: &Load, processes: u32, rounds: usize, notes: &mut Vec<String>) -> Result<LoadResult> {
@@ -199,7 +219,7 @@ fn measure(place: &Place, load: &Load, processes: u32, rounds: usize, notes: &mu
         .filter(|entry| entry.file_name().to_str().is_some_and(|name| name.bytes().all(|byte| byte.is_ascii_digit())))
         .count();
 
-    let mut times = Who::ALL.map(|who| (who, Vec::<Duration>::new(), 0_usize));
+    let mut times = Who::ALL.map(|who| (who, Times::default(), 0_usize));
     for next in schedule {
         let finished = timed(next.command(place), &place.output())?;
         let name = next.name();
@@ -209,7 +229,8 @@ fn measure(place: &Place, load: &Load, processes: u32, rounds: usize, notes: &mu
         let found = next.found(&finished.stdout).with_context(|| format!("what {name} printed"))?;
         let (_, times, wrong) =
             times.iter_mut().find(|(who, ..)| *who == next).expect("everyone has a place for his times");
-        times.push(finished.wall);
+        times.wall.push(finished.wall);
+        times.cpu.push(finished.cpu);
         if let Some(found) = found.filter(|found| *found != load.holders) {
             if *wrong == 0 {
                 notes.push(format!(
@@ -221,78 +242,41 @@ fn measure(place: &Place, load: &Load, processes: u32, rounds: usize, notes: &mu
             *wrong += 1;
         }
     }
-    let fuser = times.iter().find(|(who, ..)| *who == Who::Fuser).and_then(|(_, times, _)| Stats::of(times));
+    let fuser = times.iter().find(|(who, ..)| *who == Who::Fuser).and_then(|(_, times, _)| Stats::of(&times.wall));
     let fuser = fuser.context("no time of fuser")?.median_ms;
     let rows = times.into_iter().filter_map(|(who, times, wrong_rounds)| {
-        let stats = Stats::of(&times)?;
-        Some(Row { command: who.name(), faster_than_fuser: fuser / stats.median_ms, stats, wrong_rounds, who })
+        let (stats, cpu) = (Stats::of(&times.wall)?, Stats::of(&times.cpu)?);
+        Some(Row { command: who.name(), faster_than_fuser: fuser / stats.median_ms, stats, cpu, wrong_rounds, who })
     });
     Ok(LoadResult { processes, all_processes, rows: rows.collect() })
 }
 
-/// Times of many looks through the library, in one process.
-#[derive(Serialize)]
-struct Lookup {
-    holders: usize,
-    /// `from_pins`: opens the pinned maps and programs.
-    open: Stats,
-    /// `Eyes::view`: holders, verified.
-    view: Stats,
-    /// `read_maps`: what the view starts from where the kernel counts.
-    read_maps: Stats,
-    /// `Handles::procs`: what it starts from with the gate.
-    procs: Stats,
-}
-
-fn look_up(place: &Place, example: &Path) -> Result<Lookup> {
-    #[derive(Deserialize)]
-    struct Told {
-        holders: usize,
-        open_ns: Vec<f64>,
-        view_ns: Vec<f64>,
-        read_maps_ns: Vec<f64>,
-        procs_ns: Vec<f64>,
-    }
-    let load = Load::start(LOOKUP_HOLDERS, LOOKUP_HOLDERS, &place.node())?;
-    let text = process::output(&mut place.command(example, &[]))?;
-    let Told { holders, open_ns, view_ns, read_maps_ns, procs_ns } =
-        serde_json::from_str(&text).context("lookup_time")?;
-    ensure!(holders == load.holders.len(), "the library found {holders} holders of {}", load.holders.len());
-    let stats =
-        |ns: Vec<f64>| Stats::of_ms(ns.into_iter().map(|ns| ns / 1e6).collect()).context("lookup_time told no times");
-    Ok(Lookup {
-        holders,
-        open: stats(open_ns)?,
-        view: stats(view_ns)?,
-        read_maps: stats(read_maps_ns)?,
-        procs: stats(procs_ns)?,
-    })
-}
-
 fn bars(loads: &[LoadResult], lookup: &Lookup, probe_set: &str) -> Vec<Bar> {
-    let (Some(few), Some(many)) = (loads.first(), loads.last()) else { return Vec::new() };
-    let own = many.median(Who::Map);
+    let Some((few, more)) = loads.split_first() else { return Vec::new() };
     let over = |whole: Option<f64>, part: Option<f64>| Some(whole? / part?);
-    let growth = if few.processes < many.processes { over(own, few.median(Who::Map)) } else { None };
-    let at = many.processes;
+    let mut bars = Vec::new();
+    for many in if more.is_empty() { loads } else { more } {
+        let (at, own) = (many.processes, many.median(Who::Map));
+        let own_row = many.rows.iter().find(|row| row.who == Who::Map);
+        let whole = format!("`gpureap holders --json`, whole process, {at} processes");
+        let spent = own_row.map(|row| row.cpu.median_ms);
+        bars.push(Bar::at_most(whole.clone(), 5.0, "ms", own));
+        bars.push(Bar::at_most(format!("{whole}: its processor time"), 5.0, "ms", spent));
+        let faster = over(many.median(Who::Fuser), own);
+        bars.push(Bar::at_least(format!("faster than fuser, {at} processes"), 100.0, "×", faster));
+        if few.processes < at {
+            let growth = over(own, few.median(Who::Map));
+            let what = format!("its time at {at} processes by that at {}", few.processes);
+            bars.push(Bar::at_most(what, 1.3, "×", growth));
+        }
+    }
     let maps = if probe_set == "gate" { lookup.procs } else { lookup.read_maps };
-    vec![
-        Bar::at_most(format!("`gpureap holders --json`, whole process, {at} processes"), 5.0, "ms", own),
-        Bar::at_least(format!("faster than fuser, {at} processes"), 100.0, "×", over(many.median(Who::Fuser), own)),
-        Bar::at_most(format!("its time at {at} processes by that at {}", few.processes), 1.3, "×", growth),
-        Bar::at_most(
-            format!("map lookup in the library, {} holders: the maps that `{probe_set}` keeps", lookup.holders),
-            50.0,
-            "µs",
-            Some(maps.median_ms * 1e3),
-        ),
-        Bar::at_most(
-            format!("map lookup in the library, {} holders: the verified view", lookup.holders),
-            50.0,
-            "µs",
-            Some(lookup.view.median_ms * 1e3),
-        ),
-    ]
+    let looks = [(format!("the maps that `{probe_set}` keeps"), maps), ("the verified view".to_owned(), lookup.view)];
+    for (what, stats) in looks {
+        let what = format!("map lookup in the library, {} holders: {what}", lookup.holders);
+        bars.push(Bar::at_most(what, 50.0, "µs", Some(stats.median_ms * 1e3)));
+    }
+    bars
 }
 
 fn tables(results: &Results) -> String {
@@ -304,16 +288,19 @@ fn tables(results: &Results) -> String {
             format_args!(
                 "## {processes} processes of {descriptors} descriptors, {holders} of them hold the device\n\n\
                  {all_processes} processes on the host; times of whole processes in ms, in random order.\n\n\
-                 | command | rounds | min | median | p90 | times faster than fuser | wrong rounds |\n\
-                 |---|--:|--:|--:|--:|--:|--:|\n"
+                 | command | rounds | min | median | p90 | processor time, median | times faster than fuser | wrong rounds |\n\
+                 |---|--:|--:|--:|--:|--:|--:|--:|\n"
             ),
         );
-        for Row { command, stats, faster_than_fuser, wrong_rounds, who: _ } in rows {
+        for Row { command, stats, cpu, faster_than_fuser, wrong_rounds, who: _ } in rows {
             let Stats { rounds, min_ms, median_ms, p90_ms, p95_ms: _, max_ms: _ } = *stats;
-            let [min, median, p90, faster] = [min_ms, median_ms, p90_ms, *faster_than_fuser].map(short);
+            let [min, median, p90, cpu, faster] =
+                [min_ms, median_ms, p90_ms, cpu.median_ms, *faster_than_fuser].map(short);
             push(
                 &mut text,
-                format_args!("| `{command}` | {rounds} | {min} | {median} | {p90} | {faster} | {wrong_rounds} |\n"),
+                format_args!(
+                    "| `{command}` | {rounds} | {min} | {median} | {p90} | {cpu} | {faster} | {wrong_rounds} |\n"
+                ),
             );
         }
         text.push('\n');
@@ -359,6 +346,7 @@ mod tests {
             let row = |who: Who, median| Row {
                 command: who.name(),
                 stats: stats(median),
+                cpu: stats(median),
                 faster_than_fuser: fuser / median,
                 wrong_rounds: 0,
                 who,
@@ -370,7 +358,9 @@ mod tests {
         let measured =
             |loads: &[LoadResult]| bars(loads, &lookup, "kprobe").iter().map(|bar| bar.measured).collect::<Vec<_>>();
         let both = measured(&[load(300, 2.0, 50.0), load(3000, 3.0, 600.0)]);
-        assert_eq!(both, [3.0, 200.0, 1.5, 40.0, 100.0].map(Some));
-        assert_eq!(measured(&[load(300, 2.0, 50.0)])[2], None);
+        assert_eq!(both, [3.0, 3.0, 200.0, 1.5, 40.0, 100.0].map(Some));
+        assert_eq!(measured(&[load(300, 2.0, 50.0)]), [2.0, 2.0, 25.0, 40.0, 100.0].map(Some));
+        let three = measured(&[load(300, 2.0, 50.0), load(3000, 3.0, 600.0), load(10_000, 4.0, 2000.0)]);
+        assert_eq!(three[4..8], [4.0, 4.0, 500.0, 2.0].map(Some));
     }
 }

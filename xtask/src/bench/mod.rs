@@ -1,19 +1,33 @@
 //! Measurements against the bars of the design: `cargo xtask bench --help`.
 
+mod bpf;
+mod churn;
+mod churner;
+mod conditions;
+mod cost;
+mod cost_vm;
+mod daemon;
+mod empty;
+mod guest;
 mod holders;
 mod lags;
 mod load;
+mod lookup;
 mod place;
 mod reap;
 mod report;
 mod stats;
 mod trace;
+mod vm;
+mod work;
 
 use std::{
     fs::File,
+    io,
     ops::RangeInclusive,
+    os::unix::process::ExitStatusExt as _,
     path::{Path, PathBuf},
-    process::{Command, ExitStatus, Stdio},
+    process::{Child, Command, ExitStatus, Stdio},
     time::{Duration, Instant},
 };
 
@@ -28,16 +42,59 @@ pub(crate) enum Bench {
     Holders(holders::Options),
     /// `gpureap reap` against `fuser -k; sleep 2; fuser`
     Reap(reap::Options),
+    /// What others pay for gpureap's programs in their own work
+    Cost(cost::Options),
+    /// The same for every probe set, in the instructions of a virtual machine
+    CostVm(cost_vm::Options),
+    /// What the daemon needs for itself
+    Daemon(daemon::Options),
+    /// Whether the counts are right after many opens a second
+    Churn(churn::Options),
     /// The processes that a measurement looks through; ends with its standard input
     #[command(hide = true)]
     Load(load::Options),
+    /// A process that opens and closes a device; ends with its standard input
+    #[command(hide = true)]
+    Churner(churner::Options),
+    /// The first process of a virtual machine
+    #[command(hide = true, subcommand)]
+    Guest(guest::Measure),
 }
 
 pub(crate) fn bench(command: &Bench) -> Result<()> {
     match command {
         Bench::Holders(options) => holders::run(options),
         Bench::Reap(options) => reap::run(options),
+        Bench::Cost(options) => cost::run(options),
+        Bench::CostVm(options) => cost_vm::run(options),
+        Bench::Daemon(options) => daemon::run(options),
+        Bench::Churn(options) => churn::run(options),
+        Bench::Churner(options) => churner::serve(options),
+        Bench::Guest(measure) => guest::serve(measure),
         Bench::Load(options) => load::serve(options),
+    }
+}
+
+/// What is measured.
+#[derive(clap::Args)]
+pub(crate) struct Binary {
+    /// A release build of gpureap to measure [default: one of this tree is made]
+    #[arg(long, requires = "commit")]
+    binary: Option<PathBuf>,
+    /// What it was built from
+    #[arg(long, requires = "binary")]
+    commit: Option<String>,
+}
+
+impl Binary {
+    /// The executable, and the commit where it was told.
+    fn get(&self) -> Result<(PathBuf, Option<&str>)> {
+        let Self { binary, commit } = self;
+        let gpureap = match binary {
+            Some(binary) => binary.canonicalize().with_context(|| format!("no {}", binary.display()))?,
+            None => build_gpureap()?,
+        };
+        Ok((gpureap, commit.as_deref()))
     }
 }
 
@@ -71,6 +128,8 @@ fn check_tools() -> Result<()> {
 /// A finished process.
 struct Finished {
     wall: Duration,
+    /// That it and its children spent, without what others did meanwhile.
+    cpu: Duration,
     /// The same on the clock of a trace: boottime in microseconds.
     ran_us: RangeInclusive<i64>,
     status: ExitStatus,
@@ -87,15 +146,30 @@ fn timed(mut command: Command, output: &Path) -> Result<Finished> {
     let name = shown(&command);
     let started_us = boottime_us();
     let started = Instant::now();
-    let mut child = command.spawn().with_context(|| format!("cannot start {name}"))?;
-    let status = child.wait().with_context(|| format!("wait for {name}"))?;
+    let child = command.spawn().with_context(|| format!("cannot start {name}"))?;
+    let (status, cpu) = wait(&child).with_context(|| format!("wait for {name}"))?;
     let wall = started.elapsed();
     let ran_us = started_us..=boottime_us();
     let read = |path: &PathBuf| {
         let bytes = std::fs::read(path).with_context(|| format!("read {}", path.display()))?;
         anyhow::Ok(String::from_utf8_lossy(&bytes).into_owned())
     };
-    Ok(Finished { wall, ran_us, status, stdout: read(&paths[0])?, stderr: read(&paths[1])? })
+    Ok(Finished { wall, cpu, ran_us, status, stdout: read(&paths[0])?, stderr: read(&paths[1])? })
+}
+
+/// The end of a child that nobody else waits for, and its processor time.
+fn wait(child: &Child) -> io::Result<(ExitStatus, Duration)> {
+    let mut status = 0;
+    // SAFETY: a structure of zeros is valid; it and the status outlive the call.
+    let (pid, usage) = unsafe {
+        let mut usage: libc::rusage = std::mem::zeroed();
+        (libc::wait4(child.id() as i32, &raw mut status, 0, &raw mut usage), usage)
+    };
+    if pid < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    let micros = [usage.ru_utime, usage.ru_stime].map(|time| time.tv_sec * 1_000_000 + time.tv_usec);
+    Ok((ExitStatus::from_raw(status), Duration::from_micros(micros.iter().sum::<i64>() as u64)))
 }
 
 fn boottime_us() -> i64 {
@@ -103,17 +177,21 @@ fn boottime_us() -> i64 {
     time.tv_sec * 1_000_000 + time.tv_nsec / 1_000
 }
 
-/// Puts a list into a random order that is the same in every run.
-fn shuffle<T>(list: &mut [T], seed: u64) {
-    // splitmix64
+/// Random numbers that are the same in every run: splitmix64.
+fn random(seed: u64) -> impl FnMut() -> u64 {
     let mut state = seed;
-    let mut random = || {
+    move || {
         state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = state;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         z ^ (z >> 31)
-    };
+    }
+}
+
+/// Puts a list into a random order that is the same in every run.
+fn shuffle<T>(list: &mut [T], seed: u64) {
+    let mut random = random(seed);
     for last in (1..list.len()).rev() {
         list.swap(last, (random() % (last as u64 + 1)) as usize);
     }

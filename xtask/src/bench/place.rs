@@ -33,18 +33,28 @@ pub(super) struct Place {
     pub(super) device: (u32, u32),
     mounted: Vec<PathBuf>,
     daemon: Option<Child>,
+    /// To which the daemon says how it is.
+    notify: Option<UnixDatagram>,
 }
 
 impl Place {
     /// Makes everything and starts the daemon. To be called while this process has one thread.
     pub(super) fn new(gpureap: &Path) -> Result<Self> {
+        let mut place = Self::without_daemon(gpureap)?;
+        place.start_daemon(None)?;
+        Ok(place)
+    }
+
+    /// As above, for whoever starts daemons himself.
+    pub(super) fn without_daemon(gpureap: &Path) -> Result<Self> {
         // SAFETY: only the table of mounts is left behind, no memory and no descriptors.
         unsafe { unshare_unsafe(UnshareFlags::NEWNS) }.context("a mount namespace of its own")?;
         // Nobody else sees the mounts below, and they go with this process, however that ends.
         mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)
             .context("keep mounts private")?;
         let dir = tempfile::Builder::new().prefix("gpureap-bench-").tempdir()?;
-        let mut place = Self { dir, gpureap: gpureap.to_owned(), device: (0, 0), mounted: Vec::new(), daemon: None };
+        let mut place =
+            Self { dir, gpureap: gpureap.to_owned(), device: (0, 0), mounted: Vec::new(), daemon: None, notify: None };
         // Device nodes do not work on every /tmp.
         for (kind, name) in [("bpf", "bpf"), ("tmpfs", "dev")] {
             let at = place.path(name);
@@ -59,12 +69,21 @@ impl Place {
             place.node().display()
         );
         fs::write(place.path("config.toml"), config)?;
-        place.start_daemon()?;
         Ok(place)
     }
 
     fn path(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
+    }
+
+    /// Where the daemon pins its programs.
+    pub(super) fn pins(&self) -> PathBuf {
+        self.path("bpf/gpureap")
+    }
+
+    /// For files of the measurement, in memory.
+    pub(super) fn files(&self) -> PathBuf {
+        self.path("dev")
     }
 
     /// A tracefs for this measurement.
@@ -117,7 +136,7 @@ impl Place {
         let mut command = Command::new(program);
         command
             .args(arguments)
-            .env("GPUREAP_PIN_DIR", self.path("bpf/gpureap"))
+            .env("GPUREAP_PIN_DIR", self.pins())
             .env("GPUREAP_CONFIG", self.path("config.toml"))
             .env("GPUREAP_RUN_DIR", self.path("run"))
             .env("GPUREAP_STATE_DIR", self.path("state"))
@@ -129,27 +148,50 @@ impl Place {
         self.command(&self.gpureap, arguments)
     }
 
-    fn start_daemon(&mut self) -> Result<()> {
+    /// With the probe set that is named. Returns how long it took to get ready.
+    pub(super) fn start_daemon(&mut self, backend: Option<&str>) -> Result<Duration> {
         let address = self.path("notify");
+        if address.exists() {
+            fs::remove_file(&address)?;
+        }
         let socket = UnixDatagram::bind(&address).context("a socket for readiness")?;
         socket.set_read_timeout(Some(Duration::from_millis(100)))?;
         let log = self.path("daemon.log");
         let mut command = self.gpureap(&["daemon"]);
+        if let Some(backend) = backend {
+            command.env("GPUREAP_BACKEND", backend);
+        }
         command.env("NOTIFY_SOCKET", &address).stdin(Stdio::null()).stdout(Stdio::null()).stderr(File::create(&log)?);
         // SAFETY: one system call without memory. Told to end, the daemon detaches its programs.
         unsafe { command.pre_exec(|| Ok(set_parent_process_death_signal(Some(Signal::TERM))?)) };
+        let started = Instant::now();
         let daemon = self.daemon.insert(command.spawn().context("start the daemon")?);
-        let until = Instant::now() + PATIENCE;
+        let until = started + PATIENCE;
         let mut message = [0; 4096];
         let said = || fs::read_to_string(&log).unwrap_or_default();
         loop {
             let length = socket.recv(&mut message).unwrap_or(0);
             if message[..length].split(|byte| *byte == b'\n').any(|line| line == b"READY=1") {
-                return Ok(());
+                self.notify = Some(socket);
+                return Ok(started.elapsed());
             }
             ensure!(daemon.try_wait()?.is_none(), "the daemon ended before it was ready:\n{}", said());
             ensure!(Instant::now() < until, "the daemon does not get ready:\n{}", said());
         }
+    }
+
+    /// Ends the daemon, which takes its programs along.
+    pub(super) fn stop_daemon(&mut self) -> Result<()> {
+        let Some(mut daemon) = self.daemon.take() else { return Ok(()) };
+        // Not waited for yet: the pid is still its own.
+        kill_process(Pid::from_child(&daemon), Signal::TERM).context("end the daemon")?;
+        let status = daemon.wait().context("wait for the daemon")?;
+        ensure!(status.success(), "the daemon ended with {status}:\n{}", self.log().join("\n"));
+        Ok(())
+    }
+
+    pub(super) fn daemon(&self) -> Result<Pid> {
+        Ok(Pid::from_child(self.daemon.as_ref().context("no daemon runs")?))
     }
 
     /// What the daemon has complained of.
@@ -161,12 +203,8 @@ impl Place {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        if let Some(mut daemon) = self.daemon.take() {
-            // Not waited for yet: the pid is still its own.
-            let told = kill_process(Pid::from_child(&daemon), Signal::TERM).map_err(Into::into);
-            if let Err(error) = told.and_then(|()| daemon.wait()) {
-                println!("the daemon: {error}");
-            }
+        if let Err(error) = self.stop_daemon() {
+            println!("{error:#}");
         }
         for at in self.mounted.iter().rev() {
             if let Err(error) = unmount(at, UnmountFlags::DETACH) {

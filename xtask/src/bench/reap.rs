@@ -9,7 +9,7 @@ use anyhow::{Context as _, Result, ensure};
 use serde::{Deserialize, Serialize};
 
 use super::{
-    build_gpureap, check_tools,
+    Binary, check_tools,
     lags::{LagStats, Lags, Told},
     load::{DESCRIPTORS, Load},
     place::{Place, holding},
@@ -35,12 +35,8 @@ pub(crate) struct Options {
     many: u32,
     #[arg(long, default_value_t = 20)]
     many_rounds: usize,
-    /// A release build of gpureap to measure [default: one of this tree is made]
-    #[arg(long, requires = "commit")]
-    binary: Option<PathBuf>,
-    /// What it was built from
-    #[arg(long, requires = "binary")]
-    commit: Option<String>,
+    #[command(flatten)]
+    binary: Binary,
     /// What a reader should know, for instance what else ran on the machine
     #[arg(long)]
     note: Vec<String>,
@@ -50,6 +46,8 @@ pub(crate) struct Options {
 }
 
 const REAP: [&str; 4] = ["reap", "--now", "--yes", "--json"];
+/// Where the record of a reap goes that is to show what the disk costs.
+const IN_MEMORY: &str = "its record in memory (tmpfs) rather than on the disk";
 const USUAL: &str = "fuser -k NODE; sleep 2; fuser NODE";
 
 /// What is of interest in `reap --json`.
@@ -92,6 +90,8 @@ struct Reaps {
     holders: u32,
     /// From the start of the process to its end.
     whole: Stats,
+    /// Processor time of the process and its children.
+    cpu: Stats,
     /// By its own report, from its beginning.
     elapsed: Stats,
     /// By its own report, from the first signal to the last.
@@ -109,6 +109,8 @@ struct Results {
     processes: u32,
     descriptors: u32,
     reap: Reaps,
+    /// With the record that is written before the first signal on a file system in memory.
+    reap_in_memory: Reaps,
     usual: Stats,
     usual_left: usize,
     /// All in one pass.
@@ -118,6 +120,7 @@ struct Results {
 #[derive(Default)]
 struct Times {
     whole: Vec<f64>,
+    cpu: Vec<f64>,
     elapsed: Vec<f64>,
     signals: Vec<f64>,
     closed: Vec<f64>,
@@ -133,15 +136,12 @@ struct Usual {
 }
 
 pub(super) fn run(options: &Options) -> Result<()> {
-    let Options { processes, holders, rounds, many, many_rounds, binary, commit, note, out } = options;
+    let Options { processes, holders, rounds, many, many_rounds, binary, note, out } = options;
     check_tools()?;
     ensure!(*rounds > 0 && *holders > 0 && *many > 0 && *many_rounds > 0, "nothing to measure");
-    let gpureap = match binary {
-        Some(binary) => binary.canonicalize().with_context(|| format!("no {}", binary.display()))?,
-        None => build_gpureap()?,
-    };
+    let (gpureap, commit) = binary.get()?;
     let mut place = Place::new(&gpureap)?;
-    let surroundings = Surroundings::look(&place, commit.as_deref())?;
+    let surroundings = Surroundings::look(&gpureap, Some(place.device), commit)?;
     let mut notes = surroundings.notes();
     notes.extend(note.iter().cloned());
     let tracing = place.mount_tracing();
@@ -153,16 +153,20 @@ pub(super) fn run(options: &Options) -> Result<()> {
     let others = Load::start(*processes, 0, &place.node())?;
     println!("{processes} processes of {DESCRIPTORS} descriptors, and {holders} holders to reap");
 
-    let (mut reap, mut usual) = (Times::default(), Usual::default());
+    let (mut reap, mut in_memory, mut usual) = (Times::default(), Times::default(), Usual::default());
     for round in 0..*rounds {
-        let mut both = [true, false];
-        shuffle(&mut both, round as u64);
-        for ours in both {
+        let mut ways = [Way::Disk, Way::Memory, Way::Usual];
+        shuffle(&mut ways, round as u64);
+        for way in ways {
             let load = Load::start(*holders, *holders, &place.node())?;
-            if ours {
-                reap.once(&place, &load, tracing)?;
-            } else {
-                usual.once(&place)?;
+            match way {
+                Way::Disk => reap.once(place.gpureap(&REAP), &place, &load, tracing)?,
+                Way::Memory => {
+                    let mut command = place.gpureap(&REAP);
+                    command.env("GPUREAP_STATE_DIR", place.files().join("state"));
+                    in_memory.once(command, &place, &load, tracing)?;
+                }
+                Way::Usual => usual.once(&place)?,
             }
         }
     }
@@ -170,7 +174,7 @@ pub(super) fn run(options: &Options) -> Result<()> {
     let mut pass = Times::default();
     for _ in 0..*many_rounds {
         let load = Load::start(*many, *many, &place.node())?;
-        pass.once(&place, &load, tracing)?;
+        pass.once(place.gpureap(&REAP), &place, &load, tracing)?;
     }
     drop(others);
     notes.push(Surroundings::load_after()?);
@@ -181,19 +185,20 @@ pub(super) fn run(options: &Options) -> Result<()> {
         processes: *processes,
         descriptors: DESCRIPTORS,
         reap: reap.reaps(*holders)?,
+        reap_in_memory: in_memory.reaps(*holders)?,
         usual: Stats::of_ms(usual.whole).context("no times")?,
         usual_left: usual.left,
         many: pass.reaps(*many)?,
     };
     let (bars, tables) = (bars(&results), tables(&results, surroundings.kernel()));
-    let report = Report { bench: "reap", surroundings, probe_set, bars, notes, results };
+    let report = Report { bench: "reap".to_owned(), surroundings, probe_set, bars, notes, results };
     report.write(out, "`gpureap reap` against `fuser -k`", &tables)
 }
 
 impl Times {
-    fn once(&mut self, place: &Place, load: &Load, tracing: Option<&Path>) -> Result<()> {
+    fn once(&mut self, reap: Command, place: &Place, load: &Load, tracing: Option<&Path>) -> Result<()> {
         let recording = tracing.map(Recording::start).transpose()?;
-        let finished = timed(place.gpureap(&REAP), &place.output())?;
+        let finished = timed(reap, &place.output())?;
         let events = recording.map(Recording::finish).transpose()?;
         self.left += usize::from(!holding(place.device)?.is_empty());
         let (status, stderr) = (finished.status, finished.stderr);
@@ -211,6 +216,7 @@ impl Times {
         let first = told.iter().map(|told| told.signal_ms).fold(f64::INFINITY, f64::min);
         let last = |time: fn(&Told) -> f64| told.iter().map(time).fold(first, f64::max) - first;
         self.whole.push(finished.wall.as_secs_f64() * 1e3);
+        self.cpu.push(finished.cpu.as_secs_f64() * 1e3);
         self.elapsed.push(elapsed_ms);
         self.signals.push(last(|told| told.signal_ms));
         self.closed.push(last(|told| told.closed_ms));
@@ -222,11 +228,12 @@ impl Times {
     }
 
     fn reaps(self, holders: u32) -> Result<Reaps> {
-        let Self { whole, elapsed, signals, closed, lags, left, probe_set: _ } = self;
+        let Self { whole, cpu, elapsed, signals, closed, lags, left, probe_set: _ } = self;
         let stats = |ms: Vec<f64>| Stats::of_ms(ms).context("no times");
         Ok(Reaps {
             holders,
             whole: stats(whole)?,
+            cpu: stats(cpu)?,
             elapsed: stats(elapsed)?,
             signals: stats(signals)?,
             closed: stats(closed)?,
@@ -249,6 +256,13 @@ impl Usual {
     }
 }
 
+#[derive(Clone, Copy)]
+enum Way {
+    Disk,
+    Memory,
+    Usual,
+}
+
 type Figure = fn(Stats) -> f64;
 
 /// That the detection is held against its bar with.
@@ -256,10 +270,12 @@ const FIGURES: [(&str, Figure); 3] =
     [("median", |stats| stats.median_ms), ("p95", |stats| stats.p95_ms), ("max", |stats| stats.max_ms)];
 
 fn bars(results: &Results) -> Vec<Bar> {
-    let Results { processes: _, descriptors: _, reap, usual, usual_left: _, many } = results;
+    let Results { processes: _, descriptors: _, reap, reap_in_memory, usual, usual_left: _, many } = results;
     let whole = format!("reap of {} holders by KILL, whole process, median", reap.holders);
     let mut bars = vec![
-        Bar::at_most(whole, 20.0, "ms", Some(reap.whole.median_ms)),
+        Bar::at_most(whole.clone(), 20.0, "ms", Some(reap.whole.median_ms)),
+        Bar::at_most(format!("{whole}; {IN_MEMORY}"), 20.0, "ms", Some(reap_in_memory.whole.median_ms)),
+        Bar::at_most(format!("{whole}: processor time"), 20.0, "ms", Some(reap.cpu.median_ms)),
         Bar::at_least("faster than the usual line, medians", 50.0, "×", Some(usual.median_ms / reap.whole.median_ms)),
     ];
     for Reaps { holders, after_last_close, .. } in [reap, many] {
@@ -273,11 +289,11 @@ fn bars(results: &Results) -> Vec<Bar> {
 }
 
 fn tables(results: &Results, kernel: &str) -> String {
-    let Results { processes, descriptors, reap, usual, usual_left, many } = results;
+    let Results { processes, descriptors, reap, reap_in_memory, usual, usual_left, many } = results;
     let holders = reap.holders;
     let mut text = format!(
         "## {holders} holders, beside {processes} processes of {descriptors} descriptors\n\n\
-         Times in ms; new holders in each round, the two in random order.\n\n\
+         Times in ms; new holders in each round, the three in random order.\n\n\
          | what | rounds | min | median | p90 | rounds with holders left |\n|---|--:|--:|--:|--:|--:|\n"
     );
     let command = format!("`gpureap {}`", REAP.join(" "));
@@ -285,6 +301,8 @@ fn tables(results: &Results, kernel: &str) -> String {
         (command.as_str(), reap.whole, Some(reap.left)),
         ("… `elapsed_ms` of its report", reap.elapsed, None),
         ("… from its first signal to the last close that it reports", reap.closed, None),
+        ("… processor time", reap.cpu, None),
+        (&format!("the same, {IN_MEMORY}"), reap_in_memory.whole, Some(reap_in_memory.left)),
         (&format!("`{USUAL}`"), *usual, Some(*usual_left)),
     ] {
         let Stats { rounds, min_ms, median_ms, p90_ms, p95_ms: _, max_ms: _ } = stats;
@@ -395,6 +413,7 @@ mod tests {
         let reaps = |holders, whole| Reaps {
             holders,
             whole: stats(whole),
+            cpu: stats(whole / 4.0),
             elapsed: stats(whole),
             signals: stats(1.0),
             closed: stats(2.0),
@@ -402,7 +421,8 @@ mod tests {
             left: 0,
         };
         let (reap, many) = (reaps(8, 10.0), reaps(200, 30.0));
-        Results { processes: 300, descriptors: 50, reap, usual: stats(2200.0), usual_left: 0, many }
+        let reap_in_memory = reaps(8, 8.0);
+        Results { processes: 300, descriptors: 50, reap, reap_in_memory, usual: stats(2200.0), usual_left: 0, many }
     }
 
     #[test]
@@ -418,8 +438,8 @@ mod tests {
         };
         let many: Vec<Lags> = (1..=30).map(|tenth| lags(f64::from(tenth) / 10.0)).collect();
         let known = [1.55, 2.9, 3.0].map(Some);
-        assert_eq!(measured(&many), [[10.0, 220.0].map(Some).as_slice(), &known, &known].concat());
-        assert_eq!(measured(&[])[2..], [None; 6]);
+        assert_eq!(measured(&many), [[10.0, 8.0, 2.5, 220.0].map(Some).as_slice(), &known, &known].concat());
+        assert_eq!(measured(&[])[4..], [None; 6]);
     }
 
     #[test]

@@ -11,11 +11,8 @@ use std::{
 use anyhow::{Context as _, Result};
 use serde::Serialize;
 
-use super::{
-    place::Place,
-    stats::{Bar, short},
-};
-use crate::process::{self, root};
+use super::stats::{Bar, short};
+use crate::process::{self, find_program, root};
 
 /// More work than this for all processors together, before the measurement began, is told as a note.
 const BUSY: f64 = 0.5;
@@ -31,13 +28,15 @@ pub(super) struct Surroundings {
     /// Of the last minute, before it began.
     load_average: f64,
     versions: BTreeMap<&'static str, String>,
-    /// Character device that counts as a GPU.
-    stand_in: String,
+    /// Character device that counts as a GPU; none of this machine where the measurement is of another.
+    stand_in: Option<String>,
+    /// The virtual machine that was measured, where it was one.
+    guest: Option<String>,
 }
 
 impl Surroundings {
     /// `commit`: of a gpureap that was built elsewhere.
-    pub(super) fn look(place: &Place, commit: Option<&str>) -> Result<Self> {
+    pub(super) fn look(gpureap: &Path, stand_in: Option<(u32, u32)>, commit: Option<&str>) -> Result<Self> {
         let read = |path: &str| fs::read_to_string(path).with_context(|| format!("read {path}"));
         let field = |text: &str, name: &str| {
             let line = text.lines().find(|line| line.starts_with(name))?;
@@ -45,7 +44,6 @@ impl Surroundings {
         };
         let memory = field(&read("/proc/meminfo")?, "MemTotal").unwrap_or_default();
         let memory: u64 = memory.split(' ').next().and_then(|kib| kib.parse().ok()).unwrap_or(0);
-        let (major, minor) = place.device;
         let arguments: Vec<String> = std::env::args().skip(1).collect();
         Ok(Self {
             command: shown(&arguments),
@@ -55,9 +53,16 @@ impl Surroundings {
             cores: std::thread::available_parallelism().map_or(1, usize::from),
             memory_mib: memory / 1024,
             load_average: load_average()?,
-            versions: versions(place, commit)?,
-            stand_in: format!("{major}:{minor}"),
+            versions: versions(gpureap, commit)?,
+            stand_in: stand_in.map(|(major, minor)| format!("{major}:{minor}")),
+            guest: None,
         })
+    }
+
+    /// For what was measured in a virtual machine on this one, with a kernel of Debian's.
+    pub(super) fn of_guest(self, package: impl Into<String>, processors: u32) -> Self {
+        let package = package.into();
+        Self { guest: Some(format!("QEMU, emulated (TCG), {processors} processor, {package}")), ..self }
     }
 
     /// What a reader should know before he trusts the figures.
@@ -79,7 +84,8 @@ impl Surroundings {
     }
 
     fn markdown(&self, probe_set: &str) -> String {
-        let Self { command, time, kernel, processor, cores, memory_mib, load_average, versions, stand_in } = self;
+        let Self { command, time, kernel, processor, cores, memory_mib, load_average, versions, stand_in, guest } =
+            self;
         let mut text =
             format!("Measured by `{command}`.\n\n| | |\n|---|---|\n| time | {time} |\n| kernel | {kernel} |\n");
         push(&mut text, format_args!("| processor | {processor}, {cores} cores |\n"));
@@ -88,7 +94,13 @@ impl Surroundings {
         for (name, version) in versions {
             push(&mut text, format_args!("| {name} | {version} |\n"));
         }
-        push(&mut text, format_args!("| probe set | {probe_set} |\n| stand-in device | {stand_in} |\n"));
+        if let Some(guest) = guest {
+            push(&mut text, format_args!("| virtual machine | {guest} |\n"));
+        }
+        push(&mut text, format_args!("| probe set | {probe_set} |\n"));
+        if let Some(stand_in) = stand_in {
+            push(&mut text, format_args!("| stand-in device | {stand_in} |\n"));
+        }
         text
     }
 }
@@ -120,8 +132,8 @@ fn shown(arguments: &[String]) -> String {
     words.join(" ")
 }
 
-fn versions(place: &Place, commit: Option<&str>) -> Result<BTreeMap<&'static str, String>> {
-    let gpureap = process::output(&mut place.gpureap(&["--version"]))?;
+fn versions(gpureap: &Path, commit: Option<&str>) -> Result<BTreeMap<&'static str, String>> {
+    let gpureap = process::output(Command::new(gpureap).arg("--version"))?;
     let mut git = Command::new("git");
     git.current_dir(root()).args(["describe", "--always", "--dirty", "--abbrev=12"]);
     let here = || process::probe(&mut git).unwrap_or_else(|| "unknown".to_owned());
@@ -133,17 +145,22 @@ fn versions(place: &Place, commit: Option<&str>) -> Result<BTreeMap<&'static str
         let line = text.lines().find_map(|line| line.trim().strip_prefix(what));
         anyhow::Ok(line.unwrap_or("unknown").trim().to_owned())
     };
-    Ok(BTreeMap::from([
-        ("gpureap", format!("{}, commit {}", gpureap.trim().trim_start_matches("gpureap "), commit.trim())),
-        ("fuser", said("fuser", "-V", "fuser")?),
-        ("lsof", said("lsof", "-v", "revision:")?),
-    ]))
+    let mut versions = BTreeMap::from([(
+        "gpureap",
+        format!("{}, commit {}", gpureap.trim().trim_start_matches("gpureap "), commit.trim()),
+    )]);
+    for (program, option, what) in [("fuser", "-V", "fuser"), ("lsof", "-v", "revision:")] {
+        if find_program(program).is_some() {
+            versions.insert(program, said(program, option, what)?);
+        }
+    }
+    Ok(versions)
 }
 
 /// One measurement, ready to be written.
 #[derive(Serialize)]
 pub(super) struct Report<T> {
-    pub(super) bench: &'static str,
+    pub(super) bench: String,
     #[serde(flatten)]
     pub(super) surroundings: Surroundings,
     pub(super) probe_set: String,
