@@ -4,7 +4,8 @@ use aya_ebpf::helpers::generated::{bpf_get_current_pid_tgid, bpf_get_current_tas
 use gpureap_common::record::ProcKey;
 
 use crate::globals::{
-    OFF_TASK_COMM, OFF_TASK_FILES, OFF_TASK_LEADER, OFF_TASK_PID, OFF_TASK_START, OFF_TASK_TGID, at, member, setting,
+    OFF_FILES_COUNT, OFF_SIGNAL_LIVE, OFF_TASK_COMM, OFF_TASK_FILES, OFF_TASK_LEADER, OFF_TASK_PID, OFF_TASK_SIGNAL,
+    OFF_TASK_START, OFF_TASK_TGID, at, member, setting,
 };
 
 /// The running task.
@@ -34,6 +35,13 @@ impl Me {
         files(self.task)
     }
 
+    /// Whether other processes use `table`, too: it has more users than this process has threads.
+    #[inline(always)]
+    pub(crate) fn shares(&self, table: u64) -> bool {
+        let signal = member::<u64>(self.task, &OFF_TASK_SIGNAL).unwrap_or(0);
+        signal != 0 && member::<i32>(signal, &OFF_SIGNAL_LIVE).is_some_and(|threads| users(table) > threads)
+    }
+
     /// Whether `table` is this thread's own and not its process's. A leader that has exited has no table.
     #[inline(always)]
     pub(crate) fn is_private(&self, table: u64) -> bool {
@@ -43,6 +51,12 @@ impl Me {
         let leaders = files(leader(self.task));
         leaders != 0 && leaders != table
     }
+}
+
+/// How many tasks use a table.
+#[inline(always)]
+pub(crate) fn users(table: u64) -> i32 {
+    member(table, &OFF_FILES_COUNT).unwrap_or(0)
 }
 
 /// `start_boottime` of the task's leader: constant over the life of a process, exec by another thread included.
