@@ -2,9 +2,10 @@
 //! the same. `GPUREAP_CHURN_SEEDS=FROM..TO` plays other seeds than the few that are always played.
 use std::{fs, path::Path};
 
+use gpureap::{bpf::resync::mark_mapped, model::ProcKey};
 use gpureap_tests::{
     actor::ring::Ring,
-    harness::{Bench, Device, Shared, note, sys},
+    harness::{Bench, Device, Player, Shared, note, sys},
     oracle::{
         generate::{Script, sequence},
         shrink::shrink,
@@ -94,6 +95,21 @@ fn what_once_went_wrong_is_right() {
             }
         }
     }
+}
+
+/// A look at a process and its end may cross: then it is noted as one of interest after its exit was told.
+#[test]
+fn a_process_that_is_marked_while_it_ends_is_forgotten() {
+    let bench = Shared::new(&devices());
+    let stage = Stage::new(&bench);
+    let mut player = Player::start();
+    player.tell("exit 0");
+    player.end();
+    let (handles, tgid) = (stage.eyes().handles(), player.pid() as u32);
+    mark_mapped(handles, ProcKey::new(tgid, 1), 0).expect("the program `fix`");
+    assert!(handles.process(tgid).expect("the map PROCS").is_some(), "it was marked");
+    stage.eyes().resync().expect("a resync");
+    assert_eq!(handles.process(tgid).expect("the map PROCS"), None);
 }
 
 /// Nothing told the programs that two processes use one table: it had no device in it when they were attached.

@@ -16,7 +16,7 @@ const TICK_NS: u64 = 10_000_000;
 /// Which device a slot is, and who else lives on the host.
 pub struct Known<'a> {
     pub slots: &'a BTreeMap<Slot, Dev>,
-    /// Whether a process lives that has no part in the play.
+    /// Whether a process that has no part in the play may hold a device.
     pub stranger: &'a dyn Fn(Pid) -> bool,
 }
 
