@@ -169,7 +169,7 @@ fn owner(table: u64, me: &Me, now: u64) -> Option<*mut Table> {
     }
     let private = if me.is_private(table) { table_flag::PRIVATE } else { 0 };
     // A fork that shared it before there was a device in it left no trace.
-    let shared = if me.shares(table) { table_flag::SHARED } else { 0 };
+    let shared = if me.may_share(table) { table_flag::SHARED } else { 0 };
     if create(table, me, now, private | shared) { TABLES.get_ptr_mut(table) } else { None }
 }
 

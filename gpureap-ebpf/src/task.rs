@@ -35,11 +35,13 @@ impl Me {
         files(self.task)
     }
 
-    /// Whether other processes use `table`, too: it has more users than this process has threads.
+    /// Whether another process may use `table`, too.
     #[inline(always)]
-    pub(crate) fn shares(&self, table: u64) -> bool {
+    pub(crate) fn may_share(&self, table: u64) -> bool {
         let signal = member::<u64>(self.task, &OFF_TASK_SIGNAL).unwrap_or(0);
-        signal != 0 && member::<i32>(signal, &OFF_SIGNAL_LIVE).is_some_and(|threads| users(table) > threads)
+        signal != 0
+            && member::<i32>(signal, &OFF_SIGNAL_LIVE)
+                .is_some_and(|threads| may_be_shared(users(table), threads, self.is_private(table)))
     }
 
     /// Whether `table` is this thread's own and not its process's. A leader that has exited has no table.
@@ -51,6 +53,13 @@ impl Me {
         let leaders = files(leader(self.task));
         leaders != 0 && leaders != table
     }
+}
+
+/// Whether a table has other users than the threads of one process: all of them, or one for a table of a thread's own. Only
+/// a process that shares its table with as many others as it has threads with tables of their own looks like any other.
+#[inline(always)]
+pub(crate) fn may_be_shared(users: i32, threads: i32, private: bool) -> bool {
+    users != if private { 1 } else { threads }
 }
 
 /// How many tasks use a table.
