@@ -12,6 +12,8 @@ pub const CHECK_FILE: u64 = 3;
 pub const MARK: u64 = 4;
 /// `[FORGET_TABLE, table]`: removes a table of no descriptors whose owner is dead.
 pub const FORGET_TABLE: u64 = 5;
+/// `[FORGET_PROCESS, tgid, start_ns]`: removes a process of interest that is no more.
+pub const FORGET_PROCESS: u64 = 6;
 
 /// Words that are passed; unused ones are 0.
 pub const ARGUMENTS: usize = 8;

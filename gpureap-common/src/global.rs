@@ -27,6 +27,7 @@ pub const OFFSETS: &[(&str, &str, &str, u32)] = &[
     ("OFF_TASK_SIGHAND", "task_struct", "sighand", 8),
     // 64 of `struct k_sigaction`, which begins with the handler.
     ("OFF_SIGHAND_ACTION", "sighand_struct", "action", 64 * SIGACTION_SIZE),
+    ("OFF_FILES_COUNT", "files_struct", "count", 4),
     ("OFF_FILES_FDT", "files_struct", "fdt", 8),
     ("OFF_FDT_MAX_FDS", "fdtable", "max_fds", 4),
     ("OFF_FDT_FD", "fdtable", "fd", 8),

@@ -20,7 +20,13 @@ pub struct SweepRecord {
     pub dev: u32,
     /// Links to the inode; 0: the node was unlinked after the open.
     pub nlink: u32,
-    pub pad: u32,
+    /// [`sweep_flag`]s.
+    pub flags: u32,
+}
+
+pub mod sweep_flag {
+    /// The table's users are not just the tasks of this process: another process may use it, too.
+    pub const MAY_BE_SHARED: u32 = 1;
 }
 
 /// [`SweepRecord::fd`] of a mapping.

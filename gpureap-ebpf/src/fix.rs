@@ -30,6 +30,7 @@ pub(crate) fn fix(ctx: RawTracePointContext) -> i32 {
         fix::CHECK_FILE => check_file(argument(1)),
         fix::MARK => mark(argument(1) as u32, argument(2), argument(3) as u32, argument(4)),
         fix::FORGET_TABLE => forget_table(argument(1)),
+        fix::FORGET_PROCESS => forget_process(argument(1) as u32, argument(2)),
         _ => fix::FAILED,
     };
     result as i32
@@ -105,4 +106,14 @@ fn forget_table(address: u64) -> u32 {
     }
     table::forget(address);
     fix::REMOVED
+}
+
+#[inline(always)]
+fn forget_process(tgid: u32, start_ns: u64) -> u32 {
+    let Some(entry) = PROCS.get_ptr(tgid) else { return fix::DONE };
+    // SAFETY: a live map value.
+    if unsafe { (*entry).start_ns } == start_ns && PROCS.remove(tgid).is_ok() {
+        return fix::REMOVED;
+    }
+    fix::DONE
 }

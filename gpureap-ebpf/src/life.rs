@@ -148,7 +148,7 @@ pub(crate) fn process_exit(ctx: BtfTracePointContext) -> i32 {
     let signal = member::<u64>(task, &OFF_TASK_SIGNAL).unwrap_or(0);
     // `live` was lowered before: the last thread sees 0, and so may one that exits at the same instant.
     let last_thread = signal != 0 && member::<i32>(signal, &OFF_SIGNAL_LIVE) == Some(0);
-    table::exiting(task::files(task), task::tid(task), last_thread);
+    table::exiting(task::files(task), last_thread);
     if !last_thread {
         return 0;
     }

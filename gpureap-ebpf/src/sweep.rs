@@ -8,19 +8,20 @@ use gpureap_common::{
     counter,
     global::ABSENT,
     record::{ProcKey, lineage_flag},
-    sweep::{MAPPING, SweepRecord},
+    sweep::{MAPPING, SweepRecord, sweep_flag},
 };
 
 use crate::{
     count,
     file::device,
     globals::{
-        FILE_REFS_BIAS, OFF_FILE_INODE, OFF_FILE_MODE, OFF_FILE_REFS, OFF_INODE_MODE, OFF_INODE_NLINK, OFF_INODE_RDEV,
-        OFF_TASK_COMM, OFF_TASK_FILES, OFF_TASK_LEADER, OFF_TASK_PID, OFF_TASK_REAL_PARENT, OFF_TASK_START,
-        OFF_TASK_TGID, OFF_VMA_FILE, direct, setting,
+        FILE_REFS_BIAS, OFF_FILE_INODE, OFF_FILE_MODE, OFF_FILE_REFS, OFF_FILES_COUNT, OFF_INODE_MODE, OFF_INODE_NLINK,
+        OFF_INODE_RDEV, OFF_SIGNAL_LIVE, OFF_TASK_COMM, OFF_TASK_FILES, OFF_TASK_LEADER, OFF_TASK_PID,
+        OFF_TASK_REAL_PARENT, OFF_TASK_SIGNAL, OFF_TASK_START, OFF_TASK_TGID, OFF_VMA_FILE, direct, setting,
     },
     lineage,
     maps::LINEAGE,
+    task,
 };
 
 /// `S_IFMT` and `S_IFCHR` of `i_mode`.
@@ -130,6 +131,12 @@ pub(crate) extern "C" fn sweep_fds(ctx: *const TaskFile) -> i32 {
             name(&mut record, task);
             record.fd = (*ctx).fd;
             record.table = direct(task, &OFF_TASK_FILES);
+            let (files, signal): (*const u8, *const u8) =
+                (direct(task, &OFF_TASK_FILES), direct(task, &OFF_TASK_SIGNAL));
+            let own = record.leader_table != 0 && record.table != record.leader_table;
+            if task::may_be_shared(direct(files, &OFF_FILES_COUNT), direct(signal, &OFF_SIGNAL_LIVE), own) {
+                record.flags = sweep_flag::MAY_BE_SHARED;
+            }
             write((*meta).seq, &record);
         }
     }

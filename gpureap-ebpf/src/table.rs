@@ -168,7 +168,9 @@ fn owner(table: u64, me: &Me, now: u64) -> Option<*mut Table> {
         return Some(owner);
     }
     let private = if me.is_private(table) { table_flag::PRIVATE } else { 0 };
-    if create(table, me, now, private) { TABLES.get_ptr_mut(table) } else { None }
+    // A fork that shared it before there was a device in it left no trace.
+    let shared = if me.may_share(table) { table_flag::SHARED } else { 0 };
+    if create(table, me, now, private | shared) { TABLES.get_ptr_mut(table) } else { None }
 }
 
 #[inline(always)]
@@ -262,17 +264,15 @@ extern "C" fn drop_slot(slot: u32, sweep: *mut Forget) -> i64 {
     0
 }
 
-/// The task's table when a task exits: from now on only closes follow, if the table was this task's alone.
+/// The task's table when a task exits: from now on only closes follow, if nobody else uses it. Threads that exit at one
+/// instant all see each other as users, but the last one of a process knows that it is.
 #[inline(always)]
-pub(crate) fn exiting(table: u64, tid: u32, last_thread: bool) {
+pub(crate) fn exiting(table: u64, last_thread: bool) {
     let Some(entry) = TABLES.get_ptr_mut(table) else { return };
     // SAFETY: a live map value.
     unsafe {
         let flags = (*entry).flags;
-        if flags & table_flag::SHARED != 0 {
-            return;
-        }
-        if last_thread || (flags & table_flag::PRIVATE != 0 && (*entry).tid == tid) {
+        if last_thread && flags & table_flag::SHARED == 0 || task::users(table) == 1 {
             (*entry).flags = flags | table_flag::DYING;
             if (&raw const (*entry).total).read_volatile() <= 0 {
                 forget(table);
@@ -300,10 +300,8 @@ pub(crate) fn forked(parent_table: u64, child: u64, child_table: u64, same_proce
             }
             return;
         }
-        let me = Me::current();
-        if create(child_table, &me, emit::now_ns(), table_flag::SHARED)
-            && let Some(entry) = TABLES.get_ptr_mut(child_table)
-        {
+        // One that has never held a device has no record, and gets its flag with that.
+        if let Some(entry) = TABLES.get_ptr_mut(child_table) {
             // SAFETY: a live map value.
             unsafe { (*entry).flags |= table_flag::SHARED };
         }

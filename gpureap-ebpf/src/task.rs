@@ -4,7 +4,8 @@ use aya_ebpf::helpers::generated::{bpf_get_current_pid_tgid, bpf_get_current_tas
 use gpureap_common::record::ProcKey;
 
 use crate::globals::{
-    OFF_TASK_COMM, OFF_TASK_FILES, OFF_TASK_LEADER, OFF_TASK_PID, OFF_TASK_START, OFF_TASK_TGID, at, member, setting,
+    OFF_FILES_COUNT, OFF_SIGNAL_LIVE, OFF_TASK_COMM, OFF_TASK_FILES, OFF_TASK_LEADER, OFF_TASK_PID, OFF_TASK_SIGNAL,
+    OFF_TASK_START, OFF_TASK_TGID, at, member, setting,
 };
 
 /// The running task.
@@ -34,6 +35,15 @@ impl Me {
         files(self.task)
     }
 
+    /// Whether another process may use `table`, too.
+    #[inline(always)]
+    pub(crate) fn may_share(&self, table: u64) -> bool {
+        let signal = member::<u64>(self.task, &OFF_TASK_SIGNAL).unwrap_or(0);
+        signal != 0
+            && member::<i32>(signal, &OFF_SIGNAL_LIVE)
+                .is_some_and(|threads| may_be_shared(users(table), threads, self.is_private(table)))
+    }
+
     /// Whether `table` is this thread's own and not its process's. A leader that has exited has no table.
     #[inline(always)]
     pub(crate) fn is_private(&self, table: u64) -> bool {
@@ -43,6 +53,19 @@ impl Me {
         let leaders = files(leader(self.task));
         leaders != 0 && leaders != table
     }
+}
+
+/// Whether a table has other users than the threads of one process: all of them, or one for a table of a thread's own. Only
+/// a process that shares its table with as many others as it has threads with tables of their own looks like any other.
+#[inline(always)]
+pub(crate) fn may_be_shared(users: i32, threads: i32, private: bool) -> bool {
+    users != if private { 1 } else { threads }
+}
+
+/// How many tasks use a table.
+#[inline(always)]
+pub(crate) fn users(table: u64) -> i32 {
+    member(table, &OFF_FILES_COUNT).unwrap_or(0)
 }
 
 /// `start_boottime` of the task's leader: constant over the life of a process, exec by another thread included.

@@ -32,9 +32,16 @@ pub(crate) struct Artifacts {
 }
 
 impl Artifacts {
-    pub(crate) fn build() -> Result<Self> {
+    /// The named tests, or all if none is named.
+    pub(crate) fn build(tests: &[String]) -> Result<Self> {
         let mut command = process::cargo();
-        command.args(["build", "--lib", "--bins", "--tests"]).args(selection());
+        command.args(["build", "--lib", "--bins"]).args(selection());
+        if tests.is_empty() {
+            command.arg("--tests");
+        }
+        for test in tests {
+            command.args(["--test", test]);
+        }
         command.arg("--message-format=json-render-diagnostics").env("RUSTFLAGS", STATIC).stdout(Stdio::piped());
         let messages = process::output(&mut command)?;
         let artifacts = Self::parse(&messages)?;

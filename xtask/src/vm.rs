@@ -45,6 +45,9 @@ pub(crate) struct Options {
     /// Words for the kernel's command line, such as preempt=full (repeatable)
     #[arg(long, value_name = "WORDS", allow_hyphen_values = true)]
     pub(crate) append: Vec<String>,
+    /// An environment variable for the test executables (repeatable)
+    #[arg(long = "env", value_name = "NAME=VALUE")]
+    pub(crate) environment: Vec<String>,
     /// Arguments for the test executables, such as a test's name
     #[arg(last = true, value_name = "FILTER")]
     pub(crate) filter: Vec<String>,
@@ -73,7 +76,7 @@ struct Row {
 }
 
 pub(crate) fn command(options: &Options) -> Result<()> {
-    let counts = run(options, &Artifacts::build()?)?;
+    let counts = run(options, &Artifacts::build(&options.tests)?)?;
     ensure!(counts.failed == 0, "{} failed", counts.failed);
     Ok(())
 }
@@ -297,6 +300,7 @@ fn configuration(options: &Options) -> Result<String> {
         Ok(())
     };
     add("backend", &options.backends)?;
+    add("environment", &options.environment)?;
     add("argument", &options.filter)?;
     Ok(text)
 }

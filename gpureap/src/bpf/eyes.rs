@@ -266,7 +266,10 @@ impl KernelEyes {
             let files: u32 = open_files.values().sum();
             // Read after the candidates: an open in between makes the sum not fit, and the read sweeps.
             let opens = self.handles.maps.counter(GATE_OPENS)?;
-            if u64::from(files) == base.files + (opens - base.opens) && !join::has_unseen_references(&records) {
+            if u64::from(files) == base.files + (opens - base.opens)
+                && !join::has_unseen_references(&records)
+                && !join::may_be_shared(&records)
+            {
                 let mut holders = join::from_sweep(&records, &|dev| self.slot_of(dev));
                 join::remember(&mut holders, &procs.into_iter().collect());
                 return self.assemble(Source::Map, holders, open_files);

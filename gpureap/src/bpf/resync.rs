@@ -89,7 +89,7 @@ fn correct(handles: &Handles, slot_of: SlotOf<'_>) -> anyhow::Result<Outcome> {
     Ok(outcome)
 }
 
-/// A pid that is in use again keeps a dead process's table until the next resync, which costs nothing.
+/// A pid that is in use again keeps what is left of a dead process until the next resync, which costs nothing.
 fn is_gone(key: ProcKey) -> bool {
     !Path::new("/proc").join(key.tgid.to_string()).exists()
 }
@@ -106,8 +106,8 @@ pub fn refresh_candidates(handles: &Handles, slot_of: SlotOf<'_>) -> anyhow::Res
     let records = handles.sweep(Tasks::All).context("sweep")?;
     let state = MapState { procs: handles.procs()?.into_iter().collect(), ..MapState::default() };
     let mut corrections = 0;
-    for fix in Resync::default().round(&state, &records, &state, slot_of, &|_| false).fixes {
-        if matches!(fix, Fix::Mark { .. }) && apply(handles, &fix)? {
+    for fix in Resync::default().round(&state, &records, &state, slot_of, &is_gone).fixes {
+        if matches!(fix, Fix::Mark { .. } | Fix::ForgetProcess { .. }) && apply(handles, &fix)? {
             corrections += 1;
         }
     }
@@ -146,10 +146,11 @@ fn apply(handles: &Handles, correction: &Fix) -> io::Result<bool> {
             vec![fix::MARK, u64::from(key.tgid), key.start_ns, u64::from(*flags), slot.map_or(fix::NO_SLOT, u64::from)]
         }
         Fix::ForgetTable { table } => vec![fix::FORGET_TABLE, *table],
+        Fix::ForgetProcess { key } => vec![fix::FORGET_PROCESS, u64::from(key.tgid), key.start_ns],
     };
     let result = handles.fix(&arguments)?;
     Ok(match correction {
-        Fix::CheckFile { .. } | Fix::ForgetTable { .. } => result == fix::REMOVED,
+        Fix::CheckFile { .. } | Fix::ForgetTable { .. } | Fix::ForgetProcess { .. } => result == fix::REMOVED,
         _ => result == fix::DONE,
     })
 }

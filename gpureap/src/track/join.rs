@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use gpureap_common::{
     record::{File, Holder as Count, HolderKey, Proc, ProcKey, Table, file_flag, proc_flag, table_flag},
-    sweep::{MAPPING, SweepRecord},
+    sweep::{MAPPING, SweepRecord, sweep_flag},
 };
 
 use crate::model::{Holder, How, Orphan, Slot};
@@ -138,6 +138,11 @@ pub fn has_unseen_references(records: &[SweepRecord]) -> bool {
         }
     }
     files.values().any(|seen| seen.unknown || seen.refs > seen.descriptors.len() as i64 + seen.maps)
+}
+
+/// Whether a table that a sweep of some processes saw may be used by a process outside of it.
+pub fn may_be_shared(records: &[SweepRecord]) -> bool {
+    records.iter().any(|record| record.flags & sweep_flag::MAY_BE_SHARED != 0)
 }
 
 /// Processes that a reader must look at one by one: owners of tables with devices, and those that may have a mapping.
@@ -299,7 +304,7 @@ mod tests {
             fd,
             dev: DEV,
             nlink: 1,
-            pad: 0,
+            flags: 0,
         }
     }
 
@@ -345,6 +350,15 @@ mod tests {
         deleted.nlink = 0;
         let holders = from_sweep(&[deleted], &slot_of);
         assert!(holders[&ProcKey::new(7, 70)].how.contains(&How::DeletedNode));
+    }
+
+    #[test]
+    fn a_table_that_may_have_other_users_is_noticed() {
+        let records = vec![record(7, 7, 0x107, 3, 0xa), record(7, 7, 0x107, 4, 0xa)];
+        assert!(!may_be_shared(&records));
+        let mut shared = records;
+        shared[1].flags = sweep_flag::MAY_BE_SHARED;
+        assert!(may_be_shared(&shared));
     }
 
     #[test]

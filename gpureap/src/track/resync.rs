@@ -44,6 +44,10 @@ pub enum Fix {
     ForgetTable {
         table: u64,
     },
+    /// A process of interest that is gone: it was marked while it ended, or its exit was not seen.
+    ForgetProcess {
+        key: ProcKey,
+    },
 }
 
 /// Whose a table is.
@@ -168,6 +172,13 @@ impl Resync {
                     let flags = proc_flag::SNAPSHOT | proc_flag::MAY_MAP;
                     round.fixes.push(Fix::Mark { key: *key, flags, slot: Some(*slot) });
                 }
+            }
+        }
+
+        for (tgid, process) in &after.procs {
+            let key = ProcKey::new(*tgid, process.start_ns);
+            if !seen.processes.contains_key(&key) && gone(key) {
+                round.fixes.push(Fix::ForgetProcess { key });
             }
         }
 
@@ -392,6 +403,17 @@ mod tests {
         let held = state(1, 1, 1);
         let round = Resync::default().round(&held, &[record(7, 0x10, 3, 0xa)], &held, &slot_of, &|_| true);
         assert!(round.settled(), "one that holds stays: {round:?}");
+    }
+
+    #[test]
+    fn a_process_that_is_gone_is_forgotten() {
+        let map = MapState { procs: state(0, 1, 0).procs, ..MapState::default() };
+        let forgets = |records: &[SweepRecord], gone: bool| {
+            let round = Resync::default().round(&map, records, &map, &slot_of, &|_| gone);
+            round.fixes.contains(&Fix::ForgetProcess { key: ProcKey::new(7, 1) })
+        };
+        assert!(forgets(&[], true) && !forgets(&[], false));
+        assert!(!forgets(&[record(7, 0x10, 3, 0xa)], true), "it was there a moment ago");
     }
 
     #[test]

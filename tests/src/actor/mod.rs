@@ -36,6 +36,7 @@ use std::process::ExitCode;
 use serde_json::json;
 
 pub mod child;
+mod deeds;
 mod fence;
 mod hold;
 mod ops;
@@ -44,6 +45,7 @@ mod play;
 pub mod ring;
 mod slots;
 pub mod sys;
+pub mod task;
 pub mod truth;
 
 pub fn main() -> ExitCode {
@@ -63,6 +65,8 @@ pub fn main() -> ExitCode {
         ["pause", from, to, ..] => child::pause(sys::fd_argument(from), sys::fd_argument(to)),
         ["fence"] => fence::hold(),
         ["play", ..] => play::play(),
+        ["task", name] => task::begin(name),
+        ["task-again", connection] => task::go_on(sys::fd_argument(connection)),
         ["ops"] => list(ops::names()),
         ["ops", name, dev] => ops::run(name, dev),
         ["hold"] => list(hold::kinds()),

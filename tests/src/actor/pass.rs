@@ -55,6 +55,33 @@ pub fn receive(socket: Fd, wait: bool) -> Option<(Fd, u64)> {
     }
 }
 
+/// A socket that is connected with itself.
+pub fn mailbox() -> Fd {
+    let must = |what: &str, ret: i32| assert!(ret >= 0, "{what}: {}", io::Error::last_os_error());
+    // SAFETY: an all-zero address is valid; both calls get the length of what they may read or write. Only the family is
+    // bound: the kernel chooses a name.
+    unsafe {
+        let socket = libc::socket(libc::AF_UNIX, libc::SOCK_DGRAM, 0);
+        must("socket", socket);
+        let mut address: libc::sockaddr_un = mem::zeroed();
+        address.sun_family = libc::AF_UNIX as libc::sa_family_t;
+        let mut length = size_of::<libc::sa_family_t>() as libc::socklen_t;
+        must("bind", libc::bind(socket, (&raw const address).cast(), length));
+        length = size_of::<libc::sockaddr_un>() as libc::socklen_t;
+        must("getsockname", libc::getsockname(socket, (&raw mut address).cast(), &raw mut length));
+        must("connect", libc::connect(socket, (&raw const address).cast(), length));
+        socket
+    }
+}
+
+/// Receives a message without the descriptor in it, which the kernel then drops.
+pub fn discard(socket: Fd) {
+    let mut tag = [0_u8; 8];
+    // SAFETY: the buffer is live and of the length given.
+    let got = unsafe { libc::recv(socket, tag.as_mut_ptr().cast(), tag.len(), libc::MSG_DONTWAIT) };
+    assert!(got > 0, "recv: {}", io::Error::last_os_error());
+}
+
 /// Makes the socket tell who sent a message.
 pub fn ask_credentials(socket: Fd) {
     let on = 1_i32;

@@ -13,6 +13,7 @@ const OP_OPENAT: u8 = 18;
 const OP_CLOSE: u8 = 19;
 const OP_FIXED_FD_INSTALL: u8 = 54;
 const REGISTER_FILES: u32 = 2;
+const REGISTER_FILES_UPDATE: u32 = 6;
 const ENTER_GETEVENTS: u32 = 1;
 const ENTER_SQ_WAKEUP: u32 = 2;
 const OFF_CQ_RING: i64 = 0x800_0000;
@@ -86,6 +87,10 @@ pub struct Ring {
     requests: *mut Request,
 }
 
+// SAFETY: the queues are shared with the kernel and may be used by any thread, one at a time, which a mutable borrow or a
+// lock sees to.
+unsafe impl Send for Ring {}
+
 fn map(fd: Fd, length: usize, offset: i64) -> io::Result<*mut u8> {
     let protection = libc::PROT_READ | libc::PROT_WRITE;
     let flags = libc::MAP_SHARED | libc::MAP_POPULATE;
@@ -106,6 +111,30 @@ impl Ring {
         let cq = map(fd, params.cq.cqes as usize + 16 * params.cq_entries as usize, OFF_CQ_RING)?;
         let requests = map(fd, 64 * params.sq_entries as usize, OFF_SQES)?.cast();
         Ok(Self { fd, params, sq, cq, requests })
+    }
+
+    pub fn descriptor(&self) -> Fd {
+        self.fd
+    }
+
+    /// The ring has another number, or one more.
+    pub fn use_descriptor(&mut self, fd: Fd) {
+        self.fd = fd;
+    }
+
+    /// Puts an open file into a free slot of the ring's table.
+    pub fn put(ring: Fd, slot: u32, fd: Fd) -> io::Result<()> {
+        #[repr(C)]
+        struct Update {
+            offset: u32,
+            reserved: u32,
+            fds: u64,
+        }
+        let update = Update { offset: slot, reserved: 0, fds: (&raw const fd) as u64 };
+        // SAFETY: the structure has the kernel's layout; it and the one descriptor in it outlive the call.
+        let ret =
+            unsafe { libc::syscall(libc::SYS_io_uring_register, ring, REGISTER_FILES_UPDATE, &raw const update, 1) };
+        if ret < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
     }
 
     fn word(base: *mut u8, offset: u32) -> &'static AtomicU32 {

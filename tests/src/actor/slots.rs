@@ -2,27 +2,7 @@
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use super::sys::{self, Fd};
-
-/// xorshift64*: the same seed gives the same operations.
-#[derive(Clone)]
-pub(super) struct Random(u64);
-
-impl Random {
-    pub(super) fn new(seed: u64) -> Self {
-        Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
-    }
-
-    pub(super) fn below(&mut self, bound: u64) -> u64 {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        (self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 33) % bound
-    }
-
-    pub(super) fn fork(&mut self) -> Self {
-        Self::new(self.below(u64::from(u32::MAX)) + 1)
-    }
-}
+use crate::random::Random;
 
 /// One open file, named so that copies in other processes can be recognised.
 pub(super) type FileId = u64;

@@ -277,6 +277,28 @@ pub fn reap(pid: Pid) -> i32 {
     }
 }
 
+/// Waits for the end of a child by a process that ignores SIGCHLD: then there is nobody left to wait for.
+pub fn await_end(pid: Pid) {
+    // SAFETY: no memory is passed.
+    while unsafe { libc::waitpid(pid, ptr::null_mut(), 0) } >= 0
+        || io::Error::last_os_error().kind() == io::ErrorKind::Interrupted
+    {}
+}
+
+/// Takes the status of a process that has ended, if it is this one's child by now.
+pub fn bury(pid: Pid) {
+    // SAFETY: no memory is passed.
+    unsafe { libc::waitpid(pid, ptr::null_mut(), libc::WNOHANG) };
+}
+
+/// Takes a POSIX lock for reading. A device may refuse locks; the kernel's path is the same.
+pub fn lock(fd: Fd) {
+    let range =
+        libc::flock { l_type: libc::F_RDLCK as i16, l_whence: libc::SEEK_SET as i16, l_start: 0, l_len: 1, l_pid: 0 };
+    // SAFETY: the structure is live.
+    unsafe { libc::fcntl(fd, libc::F_SETLK, &raw const range) };
+}
+
 pub fn signal_ignore(signal: i32) {
     // SAFETY: no handler is installed, only a disposition.
     unsafe { libc::signal(signal, libc::SIG_IGN) };
@@ -496,6 +518,22 @@ pub fn map(fd: Fd, protection: i32, flags: i32, offset: i64) -> io::Result<Page>
     // SAFETY: the kernel chooses the address; nothing else uses the new page.
     let address = unsafe { libc::mmap(ptr::null_mut(), 4096, protection, flags, fd, offset) };
     if address == libc::MAP_FAILED { Err(io::Error::last_os_error()) } else { Ok(Page(address as usize)) }
+}
+
+pub const PAGE: usize = 4096;
+
+/// Maps so many pages privately at an address where nothing is.
+pub fn map_at(address: usize, pages: usize, fd: Fd) {
+    let flags = libc::MAP_PRIVATE | libc::MAP_FIXED_NOREPLACE;
+    // SAFETY: the kernel refuses an address where something is mapped.
+    let got = unsafe { libc::mmap(address as *mut _, pages * PAGE, libc::PROT_READ, flags, fd, 0) };
+    assert_eq!(got as usize, address, "mmap: {}", io::Error::last_os_error());
+}
+
+/// Unmaps what [`map_at`] has mapped.
+pub fn unmap_at(address: usize, pages: usize) {
+    // SAFETY: nothing refers to these pages.
+    must("munmap", unsafe { libc::munmap(address as *mut _, pages * PAGE) }.into());
 }
 
 /// Memory that is there and not only promised. It is never given back.

@@ -108,6 +108,9 @@ fn mount(kind: &str, at: &str, options: &str) -> Result<()> {
         .with_context(|| format!("cannot mount {kind} at {at}"))
 }
 
+/// Tests that depend on the probe set. The others run once: emulated processors are slow.
+const OF_PROBES: [&str; 5] = ["churn", "finding", "killing", "operations", "restart"];
+
 /// Whether all of them passed.
 fn run_all(channel: &mut PipeWriter) -> Result<bool> {
     let text = fs::read_to_string("/vm.conf").context("cannot read /vm.conf")?;
@@ -115,6 +118,8 @@ fn run_all(channel: &mut PipeWriter) -> Result<bool> {
         text.lines().filter_map(|line| line.strip_prefix(key)?.strip_prefix(' ')).collect()
     };
     let (backends, arguments) = (values("backend"), values("argument"));
+    let environment: Vec<(&str, &str)> =
+        values("environment").into_iter().filter_map(|variable| variable.split_once('=')).collect();
     let mut executables: Vec<PathBuf> =
         fs::read_dir("/tests")?.map(|entry| Ok(entry?.path())).collect::<Result<_>>()?;
     executables.sort();
@@ -123,8 +128,7 @@ fn run_all(channel: &mut PipeWriter) -> Result<bool> {
     for (position, backend) in backends.iter().enumerate() {
         for executable in &executables {
             let name = executable.file_name().unwrap_or_default().to_string_lossy();
-            // The others do not depend on the probe set: once is enough, emulated processors are slow.
-            let of_probes = ["finding", "killing", "operations", "restart"].iter().any(|test| name.starts_with(test));
+            let of_probes = OF_PROBES.iter().any(|test| name.starts_with(test));
             if position > 0 && !of_probes {
                 continue;
             }
@@ -144,6 +148,7 @@ fn run_all(channel: &mut PipeWriter) -> Result<bool> {
                 .env("GPUREAP_ALLOW_OOM", "1")
                 .env("GPUREAP_TEST_BACKEND", backend)
                 .env("GPUREAP_TEST_VM", "1")
+                .envs(environment.iter().copied())
                 .stdin(Stdio::null())
                 .stdout(channel.try_clone()?)
                 .stderr(channel.try_clone()?)

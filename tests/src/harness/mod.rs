@@ -32,7 +32,7 @@ pub use holder::{Copy, Holder, Wanted};
 pub use log::Log;
 pub use page::tests_named_by;
 pub use player::{Player, Role};
-pub use proc::{anybody, observe};
+pub use proc::{anybody, counts, observe};
 pub use schema::Schema;
 pub use shared::Shared;
 pub use terminal::Terminal;

@@ -28,7 +28,7 @@ fn is_path_only(thread: &str, fd: Pid) -> bool {
 }
 
 /// Counts of one process: descriptors over all its tables, and mapped areas.
-fn counts(pid: Pid, device: &str) -> (u32, u32) {
+pub fn counts(pid: Pid, device: &str) -> (u32, u32) {
     let mut tables: Vec<Pid> = Vec::new();
     let mut fds = 0;
     for tid in numbers(format!("/proc/{pid}/task")) {

@@ -15,12 +15,13 @@ use super::{
     super::{
         child::Child,
         pass,
-        slots::{FileId, Random, Slots},
+        slots::{FileId, Slots},
         sys::{self, Fd, Page, Pid, SIGKILL},
         truth::{Skip, Truth, devices, say},
     },
     Scene,
 };
+use crate::random::Random;
 
 const WORKERS: usize = 3;
 /// Numbers of the main thread's descriptors, of the helper thread's, and of pipes and sockets.

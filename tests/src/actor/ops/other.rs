@@ -3,12 +3,13 @@ use libc::{F_SETLK, F_UNLCK, F_WRLCK};
 
 use super::{
     super::{
-        slots::{Random, Slots},
+        slots::Slots,
         sys::{self, Fd, O_RDWR, pid},
         truth::{Skip, Stage, Truth},
     },
     Named,
 };
+use crate::random::Random;
 
 pub(super) const OPS: &[Named] = &[
     ("terminal_peer", terminal_peer),
