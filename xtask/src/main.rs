@@ -14,6 +14,7 @@ mod initramfs;
 mod kernels;
 mod libtest;
 mod lint;
+mod matrix;
 mod process;
 mod qemu;
 mod setup;
@@ -44,6 +45,8 @@ enum Task {
     Kernel(KernelTask),
     /// Run the kernel tests in QEMU
     Vm(vm::Options),
+    /// Run every probe set on every kernel in QEMU, and write docs/KERNELS.md from it (hours)
+    Matrix(matrix::Options),
     /// Formatting, clippy, licences, documentation: every warning is an error
     Lint,
     /// Measure gpureap against fuser and lsof (as root)
@@ -87,6 +90,7 @@ fn run(task: Task) -> Result<()> {
             names.iter().try_for_each(|name| kernels::Kernel::named(name)?.fetch(true).map(drop))
         }
         Task::Vm(options) => vm::command(&options),
+        Task::Matrix(options) => matrix::command(&options),
         Task::Bench(bench) => bench::bench(&bench),
         Task::Lint => lint::lint().and_then(|()| lint::docs()),
         Task::Test(options) => test::test(options),

@@ -46,6 +46,8 @@ mod slots;
 pub mod sys;
 pub mod truth;
 
+pub use ops::operations;
+
 pub fn main() -> ExitCode {
     std::panic::set_hook(Box::new(|panic| {
         truth::say(&json!({"error": panic.to_string()}));
@@ -63,7 +65,7 @@ pub fn main() -> ExitCode {
         ["pause", from, to, ..] => child::pause(sys::fd_argument(from), sys::fd_argument(to)),
         ["fence"] => fence::hold(),
         ["play", ..] => play::play(),
-        ["ops"] => list(ops::names()),
+        ["ops"] => list(operations().map(|(_, name)| name)),
         ["ops", name, dev] => ops::run(name, dev),
         ["hold"] => list(hold::kinds()),
         ["hold", kind, ref rest @ ..] => hold::run(kind, rest),

@@ -9,6 +9,7 @@ use std::{
 use gpureap::{
     cli::HoldersArgs,
     config::{Config, Overrides, Paths},
+    model::Backend,
 };
 use serde_json::Value;
 use tempfile::TempDir;
@@ -117,6 +118,16 @@ impl Bench {
 
     pub fn path(&self, name: &str) -> PathBuf {
         self.place.path().join(name)
+    }
+
+    /// The probe set that is asked for.
+    pub fn kind(&self) -> Backend {
+        match self.backend.as_str() {
+            "kprobe" => Backend::Kprobe,
+            "fentry" => Backend::Fentry,
+            "gate" => Backend::Gate,
+            other => panic!("no probe set is called {other}"),
+        }
     }
 
     /// Where the pins go.
