@@ -63,7 +63,7 @@ fn perform(bench: &Bench, known: &[String], name: &str) -> Outcome {
 #[test]
 fn every_operation_is_counted_exactly() {
     if to_be_refused() {
-        skip("operations", "gpureap does not run on this kernel");
+        skip("operations", "gpureap does not run this set on this kernel");
         return;
     }
     let bench = Bench::new(&devices());

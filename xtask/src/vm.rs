@@ -84,7 +84,7 @@ impl Options {
                 kernel: Kernel::named(kernel)?,
                 append: self.append.clone(),
                 backends: if self.backends.is_empty() { usual() } else { self.backends.clone() },
-                refused: false,
+                refused: Vec::new(),
             })
         };
         if self.kernels.is_empty() {
@@ -102,8 +102,8 @@ pub(crate) struct Machine {
     /// Words for the kernel's command line
     pub(crate) append: Vec<String>,
     pub(crate) backends: Vec<String>,
-    /// gpureap has to refuse this kernel.
-    pub(crate) refused: bool,
+    /// Sets that gpureap has to refuse there
+    pub(crate) refused: Vec<String>,
 }
 
 impl Machine {
@@ -112,9 +112,7 @@ impl Machine {
         let mut words = self.append.clone();
         words.push("--".to_owned());
         words.extend(self.backends.iter().map(|backend| format!("backend={backend}")));
-        if self.refused {
-            words.push("refused".to_owned());
-        }
+        words.extend(self.refused.iter().map(|backend| format!("refused={backend}")));
         words
     }
 }

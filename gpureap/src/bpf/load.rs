@@ -30,7 +30,7 @@ use crate::{
     config::Config,
     error::Failure,
     gpu::devices::Devices,
-    kernel::{btf::Btf, offsets::Offsets, rights},
+    kernel::{btf::Btf, offsets::Offsets, preemption, rights},
     model::{self, Backend},
 };
 
@@ -324,8 +324,16 @@ fn attach_first(loaded: &mut Loaded, config: &Config, order: &[Backend], dir: &P
         loaded.attach(object::COMMON, dir, cgroup_root.as_deref()).map_err(|error| explain_common(&error))?;
     let mut refusals = Vec::new();
     for &backend in order {
+        let unfit = match backend {
+            Backend::Kprobe => preemption::silent_skips(&loaded.btf, &config.paths),
+            Backend::Fentry | Backend::Gate => None,
+        };
         // A set that is refused has counted nothing: what puts files into the map is attached last.
-        match loaded.attach(object::set(backend), dir, cgroup_root.as_deref()) {
+        let outcome = match unfit {
+            Some(reason) => Err(anyhow!(reason)),
+            None => loaded.attach(object::set(backend), dir, cgroup_root.as_deref()),
+        };
+        match outcome {
             Ok(own) => {
                 attached.extend(own);
                 maps.set_meta(&Meta {

@@ -119,7 +119,7 @@ fn run_all(channel: &mut PipeWriter) -> Result<bool> {
     let words: Vec<String> = std::env::args().skip(1).collect();
     let backends: Vec<&str> = words.iter().filter_map(|word| word.strip_prefix("backend=")).collect();
     ensure!(!backends.is_empty(), "no probe set is asked for in {words:?}");
-    let refused = words.iter().any(|word| word == "refused").then_some(("GPUREAP_TEST_REFUSED", "1"));
+    let refused: Vec<&str> = words.iter().filter_map(|word| word.strip_prefix("refused=")).collect();
     let mut executables: Vec<PathBuf> =
         fs::read_dir("/tests")?.map(|entry| Ok(entry?.path())).collect::<Result<_>>()?;
     executables.sort();
@@ -129,8 +129,9 @@ fn run_all(channel: &mut PipeWriter) -> Result<bool> {
         for executable in &executables {
             let name = executable.file_name().unwrap_or_default().to_string_lossy();
             // The others do not depend on the probe set: once is enough, emulated processors are slow.
-            let of_probes =
-                ["finding", "killing", "operations", "restart", "support"].iter().any(|test| name.starts_with(test));
+            let of_probes = ["finding", "killing", "operations", "reading", "restart", "support"]
+                .iter()
+                .any(|test| name.starts_with(test));
             if position > 0 && !of_probes {
                 continue;
             }
@@ -151,7 +152,7 @@ fn run_all(channel: &mut PipeWriter) -> Result<bool> {
                 .env("GPUREAP_TEST_BACKEND", backend)
                 .env("GPUREAP_TEST_VM", "1")
                 .env("GPUREAP_TEST_RECORDS", "1")
-                .envs(refused)
+                .envs(refused.contains(backend).then_some(("GPUREAP_TEST_REFUSED", "1")))
                 .stdin(Stdio::null())
                 .stdout(channel.try_clone()?)
                 .stderr(channel.try_clone()?)

@@ -91,7 +91,7 @@ pub fn record(finding: &impl Serialize) {
     }
 }
 
-/// Whether this kernel is one that gpureap has to refuse.
+/// Whether gpureap has to refuse this probe set on this kernel.
 pub fn to_be_refused() -> bool {
     std::env::var_os("GPUREAP_TEST_REFUSED").is_some()
 }

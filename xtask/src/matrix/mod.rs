@@ -42,19 +42,20 @@ struct Row {
     name: &'static str,
     kernel: &'static str,
     append: &'static [&'static str],
-    /// Older than gpureap wants: its refusal is the result.
-    refused: bool,
+    /// Sets that gpureap has to refuse there
+    refused: &'static [&'static str],
 }
 
 const fn row(name: &'static str, kernel: &'static str, append: &'static [&'static str]) -> Row {
-    Row { name, kernel, append, refused: false }
+    Row { name, kernel, append, refused: &[] }
 }
 
 /// In the order of the page.
 const ROWS: &[Row] = &[
-    Row { name: "5.10", kernel: "5.10", append: &[], refused: true },
+    Row { name: "5.10", kernel: "5.10", append: &[], refused: &SETS },
     row("6.1", "6.1", &[]),
-    row("6.1-rt", "6.1-rt", &[]),
+    Row { name: "6.1-full", kernel: "6.1", append: &["preempt=full"], refused: &["kprobe"] },
+    Row { name: "6.1-rt", kernel: "6.1-rt", append: &[], refused: &["kprobe"] },
     row("6.12", "6.12", &[]),
     row("6.12-rt", "6.12-rt", &[]),
     row("forky", "forky", &[]),
@@ -63,7 +64,7 @@ const ROWS: &[Row] = &[
 ];
 
 /// What the tests of a machine have to say.
-const TESTS: [&str; 2] = ["operations", "support"];
+const TESTS: [&str; 3] = ["operations", "reading", "support"];
 
 pub(crate) fn command(options: &Options) -> Result<()> {
     let (json, page) = (root().join(JSON), root().join(PAGE));
@@ -105,7 +106,7 @@ fn run(options: &Options, results: &mut Results, save: impl Fn(&Results) -> Resu
                 kernel: Kernel::named(row.kernel)?,
                 append: row.append.iter().map(|&word| word.to_owned()).collect(),
                 backends: SETS.map(str::to_owned).to_vec(),
-                refused: row.refused,
+                refused: row.refused.iter().map(|&set| set.to_owned()).collect(),
             })
         })
         .collect::<Result<Vec<_>>>()?;

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use anyhow::{Context as _, Result};
 
-use super::results::{Answer, Losses, Operation, Program, Refusal, Results, Run, Set};
+use super::results::{Answer, Losses, Operation, Program, Reading, Refusal, Results, Run, Set};
 use crate::vm::SETS;
 
 pub(super) const BEGIN: &str = "<!-- from here on written by `cargo xtask matrix` -->\n";
@@ -180,10 +180,8 @@ fn subjects(runs: &[Run]) -> String {
 }
 
 fn cell(set: &Set, subject: &str) -> String {
-    match set.answer {
-        Answer::NotRun(_) => return "not run".to_owned(),
-        Answer::Refused(_) => return "refused".to_owned(),
-        Answer::Attached(_) => {}
+    if !matches!(set.answer, Answer::Attached(_)) {
+        return untold(&set.answer).to_owned();
     }
     let of_it = || set.operations.iter().filter(|operation| operation.subject == subject);
     let exact = of_it().filter(|operation| operation.skipped.is_none() && operation.differences.is_empty()).count();
@@ -215,27 +213,44 @@ fn details(runs: &[Run]) -> String {
 }
 
 fn losses(runs: &[Run]) -> String {
-    let mut body = String::new();
-    if runs.iter().any(|run| run.sets.iter().any(|set| set.losses.is_some())) {
-        head(&mut body, std::iter::once("kernel".to_owned()).chain(SETS.iter().map(|set| format!("`{set}`"))));
-        for run in runs {
-            row(&mut body, std::iter::once(run.name.clone()).chain(run.sets.iter().map(loss)));
-        }
-    }
     let intro = "Lost events during the operations, and the programs that the kernel skipped (`recursion_misses`). After a loss gpureap \
                  counts anew: the counts were exact all the same unless a difference is listed above.\n\n";
-    section("Losses", intro, &body)
+    let churn = "Lost events during twice a second of churn by three processes: while nobody read a map / while two threads did nothing \
+                 else. The counts were exact after each second, or the test would have failed.\n\n";
+    section("Losses", intro, &by_set(runs, |set| set.losses.is_some(), loss))
+        + &section("Losses while others read", churn, &by_set(runs, |set| set.reading.is_some(), reading))
+}
+
+/// A table of kernels and sets, if there is anything to tell.
+fn by_set(runs: &[Run], told: impl Fn(&Set) -> bool, cell: impl Fn(&Set) -> String) -> String {
+    let mut body = String::new();
+    if runs.iter().any(|run| run.sets.iter().any(&told)) {
+        head(&mut body, std::iter::once("kernel".to_owned()).chain(SETS.iter().map(|set| format!("`{set}`"))));
+        for run in runs {
+            row(&mut body, std::iter::once(run.name.clone()).chain(run.sets.iter().map(&cell)));
+        }
+    }
+    body
 }
 
 fn loss(set: &Set) -> String {
-    match (&set.answer, &set.losses) {
-        (Answer::NotRun(_), _) => "not run".to_owned(),
-        (Answer::Refused(_), _) => "refused".to_owned(),
-        (Answer::Attached(_), None) => "not to the end".to_owned(),
-        (Answer::Attached(_), Some(Losses { lost_events, skipped })) => {
-            let programs = skipped.iter().map(|(name, count)| format!("`{name}` {count}"));
-            std::iter::once(lost_events.to_string()).chain(programs).collect::<Vec<_>>().join(", ")
-        }
+    let Some(Losses { lost_events, skipped }) = &set.losses else { return untold(&set.answer).to_owned() };
+    let programs = skipped.iter().map(|(name, count)| format!("`{name}` {count}"));
+    std::iter::once(lost_events.to_string()).chain(programs).collect::<Vec<_>>().join(", ")
+}
+
+fn reading(set: &Set) -> String {
+    set.reading
+        .as_ref()
+        .map_or_else(|| untold(&set.answer).to_owned(), |Reading { alone, read }| format!("{alone} / {read}"))
+}
+
+/// In the place of a figure that there is not.
+const fn untold(answer: &Answer) -> &'static str {
+    match answer {
+        Answer::NotRun(_) => "not run",
+        Answer::Refused(_) => "refused",
+        Answer::Attached(_) => "not to the end",
     }
 }
 

@@ -43,6 +43,8 @@ pub(super) struct Set {
     pub(super) operations: Vec<Operation>,
     /// None if the operations did not come to their end.
     pub(super) losses: Option<Losses>,
+    /// None if that test did not come to its end.
+    pub(super) reading: Option<Reading>,
     pub(super) failed_tests: u32,
     pub(super) seconds: f64,
 }
@@ -90,6 +92,15 @@ pub(super) struct Losses {
     pub(super) skipped: BTreeMap<String, u64>,
 }
 
+/// Lost events of processes that open and close as fast as they can.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Reading {
+    /// While nobody read a map
+    pub(super) alone: u64,
+    /// While two threads did nothing else
+    pub(super) read: u64,
+}
+
 /// A finding as a test says it (`record` in `tests/src/harness/mod.rs`).
 #[derive(Debug, Deserialize)]
 #[serde(tag = "kind", rename_all = "kebab-case")]
@@ -99,6 +110,7 @@ enum Finding {
     Refused(Refusal),
     Operation(Operation),
     Losses(Losses),
+    Reading(Reading),
 }
 
 impl Run {
@@ -123,6 +135,7 @@ impl Run {
                 Finding::Refused(refusal) => set.answer = Answer::Refused(refusal),
                 Finding::Operation(operation) => set.operations.push(operation),
                 Finding::Losses(losses) => set.losses = Some(losses),
+                Finding::Reading(reading) => set.reading = Some(reading),
             }
         }
         Ok(run)
@@ -136,6 +149,7 @@ impl Set {
             answer: Answer::NotRun(why.to_owned()),
             operations: Vec::new(),
             losses: None,
+            reading: None,
             failed_tests: 0,
             seconds: 0.0,
         }

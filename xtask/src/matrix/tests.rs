@@ -45,7 +45,9 @@ const RING: &str = r#"vm: record {"kind":"operation","subject":"ring","name":"ri
 const LOSSES: &str = r#"vm: record {"kind":"losses","lost_events":0,"skipped":{}}"#;
 
 fn exact() -> Run {
-    let lines = ["vm: run kprobe operations", KERNEL, ATTACHED, DUP, RING, LOSSES, "vm: end kprobe operations ok 8.0"];
+    let reading = r#"vm: record {"kind":"reading","alone":1,"read":222}"#;
+    let lines =
+        ["vm: run kprobe operations", KERNEL, ATTACHED, DUP, RING, LOSSES, reading, "vm: end kprobe operations ok 8.0"];
     run("new", &lines, &End::Off)
 }
 
@@ -65,6 +67,7 @@ fn a_set_that_ran_shows_its_figures() {
         "| `sweep_fds` | iterator task_file | 90 / 80 |",
         "| new | linux-image-new 1-1 | – | 2026-12-01T09:00:00Z | 0123456789ab | 8 |",
         "| new | 0 | not run | not run |",
+        "| new | 1 / 222 | not run | not run |",
     ] {
         assert!(text.contains(line), "{line}\nnot in\n{text}");
     }
@@ -79,7 +82,12 @@ fn a_cell_whose_run_did_not_happen_says_so() {
 
 #[test]
 fn operations_that_stopped_are_not_called_exact() {
-    let text = rendered(run("half", &["vm: run gate operations", ATTACHED, DUP], &End::Killed("panic".into())));
+    let text = rendered(run(
+        "half",
+        &["vm: run gate operations", ATTACHED, DUP, r#"vm: record {"kind":"reading","alone":0,"read":0}"#],
+        &End::Killed("panic".into()),
+    ));
+    assert!(text.contains("| half | not run | not run | 0 / 0 |"), "{text}");
     assert!(text.contains("1 operations, 3 steps: not to the end; **1 tests failed**"), "{text}");
 }
 
