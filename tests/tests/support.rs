@@ -1,8 +1,10 @@
 //! Whether a probe set runs on this kernel: whole, or refused with the reason and nothing of it left.
-use std::fs::File;
+use std::{collections::BTreeMap, fs::File};
 
 use gpureap::bpf::pins::set_name;
-use gpureap_tests::harness::{Bench, Daemon, Device, PATIENCE, lacking, left, pinned, record, settle, to_be_refused};
+use gpureap_tests::harness::{
+    Bench, Daemon, Device, PATIENCE, held_by_kernel, lacking, pinned, record, settle, to_be_refused,
+};
 use serde_json::json;
 
 /// In a virtual machine the kernel was chosen for the set, elsewhere all sets are tried: what the host refuses is refused well.
@@ -23,6 +25,8 @@ fn a_probe_set_attaches_whole_or_not_at_all() {
     for set in sets() {
         let mut bench = Bench::new(&[Device::zero()]);
         bench.backend = set;
+        // Of somebody else's gpureap.
+        let before = held_by_kernel();
         match Daemon::try_start(&bench) {
             Ok(mut daemon) => {
                 attached(&bench);
@@ -30,7 +34,7 @@ fn a_probe_set_attaches_whole_or_not_at_all() {
             }
             Err(status) => {
                 assert_eq!(status.code(), Some(8), "the exit code of a refusal");
-                refused(&bench);
+                refused(&bench, &before);
             }
         }
     }
@@ -43,7 +47,7 @@ fn attached(bench: &Bench) {
     record(&json!({"kind": "attached", "programs": programs}));
 }
 
-fn refused(bench: &Bench) {
+fn refused(bench: &Bench, before: &BTreeMap<u32, String>) {
     let set = &bench.backend;
     let output = bench.run(&["daemon"]).expect_code(8);
     let complaint = output.complaint();
@@ -55,7 +59,11 @@ fn refused(bench: &Bench) {
         assert!(sentences.iter().any(|known| reason.contains(known)), "{set}: said so that one knows why, {reason}");
     }
     assert!(!bench.pins().exists(), "{set}: nothing is pinned");
-    let clean = settle(PATIENCE, || Some(left()).filter(|left| !left.is_empty()));
+    let clean = settle(PATIENCE, || {
+        let mut left = held_by_kernel();
+        left.retain(|id, _| !before.contains_key(id));
+        (!left.is_empty()).then_some(left)
+    });
     assert_eq!(clean, Ok(()), "{set}: nothing is loaded");
 
     // What needs no probe set still answers.

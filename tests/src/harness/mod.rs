@@ -33,7 +33,7 @@ pub use holder::{Copy, Holder, Wanted};
 pub use log::Log;
 pub use player::{Player, Role};
 pub use proc::{anybody, observe};
-pub use programs::{Loaded, lacking, left, pinned};
+pub use programs::{Loaded, held_by_kernel, lacking, pinned};
 pub use schema::Schema;
 pub use shared::Shared;
 pub use terminal::Terminal;

@@ -1,5 +1,8 @@
 //! gpureap's programs as the kernel has them.
-use std::{collections::BTreeSet, path::Path};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::Path,
+};
 
 use aya::programs::{
     ProgramInfo,
@@ -103,8 +106,8 @@ const fn subject(when: When) -> Option<&'static str> {
     }
 }
 
-/// Programs of gpureap that the kernel holds, with how many links each has.
-pub fn left() -> Vec<String> {
+/// Programs of gpureap that the kernel holds, by their numbers, with how many links each has.
+pub fn held_by_kernel() -> BTreeMap<u32, String> {
     // The kernel cuts names.
     let ours: BTreeSet<&[u8]> = known().map(|program| &program.name.as_bytes()[..program.name.len().min(15)]).collect();
     let linked: Vec<u32> = loaded_links().filter_map(|link| Some(link.ok()?.program_id())).collect();
@@ -113,7 +116,7 @@ pub fn left() -> Vec<String> {
         .filter(|program| ours.contains(program.name()))
         .map(|program| {
             let links = linked.iter().filter(|id| **id == program.id()).count();
-            format!("{} with {links} links", String::from_utf8_lossy(program.name()))
+            (program.id(), format!("{} with {links} links", String::from_utf8_lossy(program.name())))
         })
         .collect()
 }
