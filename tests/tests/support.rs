@@ -27,7 +27,7 @@ fn a_probe_set_attaches_whole_or_not_at_all() {
         bench.backend = set;
         // Of somebody else's gpureap.
         let before = held_by_kernel();
-        match Daemon::try_start(&bench) {
+        match Daemon::try_start(&bench, &["daemon"]) {
             Ok(mut daemon) => {
                 attached(&bench);
                 assert!(daemon.stop().success());
@@ -71,6 +71,12 @@ fn refused(bench: &Bench, before: &BTreeMap<u32, String>) {
     let seen = bench.holders(&[]);
     assert!(seen.holder(std::process::id() as i32).is_some(), "{set}: without a daemon, {}", seen.json);
     drop(held);
+
+    // Left to itself gpureap takes another set, if one runs.
+    match Daemon::try_start(bench, &["daemon", "--backend", "auto"]) {
+        Ok(_daemon) => assert_ne!(&bench.look().backend, set, "refused a moment ago"),
+        Err(status) => assert_eq!(status.code(), Some(8), "{set}: none of them runs"),
+    }
     record(&json!({"kind": "refused", "code": output.code, "reason": reason, "holders_by": seen.source}));
 }
 

@@ -32,8 +32,8 @@ impl<B: Borrow<Bench>> Daemon<B> {
     }
 
     /// A daemon, or how it ended without getting ready.
-    pub fn try_start(bench: B) -> Result<Self, ExitStatus> {
-        let mut daemon = Self { bench, child: None, arguments: &["daemon"] };
+    pub fn try_start(bench: B, arguments: &'static [&'static str]) -> Result<Self, ExitStatus> {
+        let mut daemon = Self { bench, child: None, arguments };
         daemon.launch().map(|()| daemon)
     }
 

@@ -84,16 +84,16 @@ fn verdict(set: &Set) -> String {
             match (differences, &set.losses) {
                 (_, None) => text += "not to the end",
                 (0, Some(_)) => text += "exact",
-                (n, Some(_)) => write!(text, "**{n} differences**").expect("a String takes everything"),
+                (n, Some(_)) => write!(text, "**differences: {n}**").expect("a String takes everything"),
             }
             if skipped > 0 {
                 write!(text, ", {skipped} not possible").expect("a String takes everything");
             }
             if let Some(Losses { lost_events: lost @ 1.., .. }) = &set.losses {
-                write!(text, "; {lost} events lost").expect("a String takes everything");
+                write!(text, "; lost events: {lost}").expect("a String takes everything");
             }
             if set.failed_tests > 0 {
-                write!(text, "; **{} tests failed**", set.failed_tests).expect("a String takes everything");
+                write!(text, "; **failed tests: {}**", set.failed_tests).expect("a String takes everything");
             }
             text
         }
@@ -119,7 +119,7 @@ fn tally<'a, I: IntoIterator<Item = &'a Operation>>(operations: I) -> Tally {
     tally
 }
 
-/// In the kernel's words.
+/// With the reasons.
 fn refusals(runs: &[Run]) -> String {
     let mut body = String::new();
     for run in runs {
@@ -129,7 +129,7 @@ fn refusals(runs: &[Run]) -> String {
                 Answer::Refused(Refusal { code: _, reason, holders_by }) => line(
                     &mut body,
                     format_args!(
-                        "- {}, `{}`: \"{reason}\" `holders` answered from `{holders_by}`.",
+                        "- {}, `{}`: \"{reason}\"; `holders` answered from `{holders_by}`",
                         run.name, set.name
                     ),
                 ),
@@ -139,7 +139,11 @@ fn refusals(runs: &[Run]) -> String {
             }
         }
     }
-    section("Refused", "Nothing stayed loaded, attached or pinned.\n\n", &body)
+    section(
+        "Refused",
+        "In gpureap's words; nothing stayed loaded, attached or pinned. `--backend` asked for the one set: without it the next one is tried.\n\n",
+        &body,
+    )
 }
 
 /// What the groups of operations are called on the page, in their order.

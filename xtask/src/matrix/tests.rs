@@ -88,15 +88,15 @@ fn operations_that_stopped_are_not_called_exact() {
         &End::Killed("panic".into()),
     ));
     assert!(text.contains("| half | not run | not run | 0 / 0 |"), "{text}");
-    assert!(text.contains("1 operations, 3 steps: not to the end; **1 tests failed**"), "{text}");
+    assert!(text.contains("1 operations, 3 steps: not to the end; **failed tests: 1**"), "{text}");
 }
 
 #[test]
-fn a_refusal_is_told_in_the_kernels_words() {
+fn a_refusal_is_told_with_its_reason() {
     let refused = r#"vm: record {"kind":"refused","code":8,"reason":"too old | really","holders_by":"proc"}"#;
     let text = rendered(run("5.10", &["vm: run fentry support", refused], &End::Off));
     assert!(text.contains("| not run | refused, exit 8 | not run |"), "{text}");
-    assert!(text.contains("- 5.10, `fentry`: \"too old | really\" `holders` answered from `proc`."), "{text}");
+    assert!(text.contains("- 5.10, `fentry`: \"too old | really\"; `holders` answered from `proc`"), "{text}");
 }
 
 #[test]
@@ -105,7 +105,7 @@ fn differences_and_losses_are_listed() {
     let lost = r#"vm: record {"kind":"losses","lost_events":4,"skipped":{"fd_close_fentry":4}}"#;
     let text = rendered(run("lossy", &["vm: run fentry operations", ATTACHED, wrong, lost], &End::Off));
     for line in [
-        "**1 differences**; 4 events lost",
+        "**differences: 1**; lost events: 4",
         "| dup, dup2, dup3, fcntl | **0 of 1**, 3 steps, 1 differences |",
         "- lossy, `fentry`, dup, close: 1:5: 2 | 1",
         "| lossy | not run | 4, `fd_close_fentry` 4 | not run |",
