@@ -271,8 +271,10 @@ fn self_test(config: &Config, backend: Backend) -> anyhow::Result<String> {
         before + 1
     );
     Ok(match backend {
-        Backend::Kprobe => "runs: exact, also in-flight descriptors".to_owned(),
-        Backend::Fentry => "runs: exact, resynchronised when a preemptible kernel skips a program".to_owned(),
+        Backend::Kprobe | Backend::Fentry => {
+            "runs: exact, also in-flight descriptors; resynchronised when a preemptible kernel skips a program"
+                .to_owned()
+        }
         Backend::Gate => "runs: every read is verified; it cannot see in-flight and io_uring files".to_owned(),
     })
 }

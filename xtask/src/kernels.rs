@@ -45,6 +45,16 @@ pub(crate) const KERNELS: &[Kernel] = &[
         metapackage: "linux-image-cloud-amd64/trixie-backports",
     },
     Kernel { name: "forky", sources: &[(ARCHIVE, "forky")], metapackage: "linux-image-cloud-amd64" },
+    Kernel {
+        name: "6.1-rt",
+        sources: &[(ARCHIVE, "bookworm"), (SECURITY, "bookworm-security")],
+        metapackage: "linux-image-rt-amd64",
+    },
+    Kernel {
+        name: "6.12-rt",
+        sources: &[(ARCHIVE, "trixie"), (SECURITY, "trixie-security")],
+        metapackage: "linux-image-rt-amd64",
+    },
 ];
 
 impl Kernel {

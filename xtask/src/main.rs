@@ -15,6 +15,7 @@ mod initramfs;
 mod kernels;
 mod libtest;
 mod lint;
+mod matrix;
 mod process;
 mod qemu;
 mod setup;
@@ -45,6 +46,8 @@ enum Task {
     Kernel(KernelTask),
     /// Run the kernel tests in QEMU
     Vm(vm::Options),
+    /// Run every probe set on every kernel in QEMU, and write docs/KERNELS.md from it (hours)
+    Matrix(matrix::Options),
     /// Formatting, clippy, licences, documentation: every warning is an error
     Lint,
     /// Run the fuzz targets
@@ -91,6 +94,7 @@ fn run(task: Task) -> Result<()> {
         }
         Task::Vm(options) => vm::command(&options),
         Task::Fuzz(options) => fuzz::command(&options),
+        Task::Matrix(options) => matrix::command(&options),
         Task::Bench(bench) => bench::bench(&bench),
         Task::Lint => lint::lint().and_then(|()| lint::docs()),
         Task::Test(options) => test::test(options),

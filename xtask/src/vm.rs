@@ -7,10 +7,11 @@ use std::{
     fmt::Write as _,
     path::{Path, PathBuf},
     process::Command,
+    sync::{Mutex, PoisonError, mpsc},
     time::{Duration, Instant},
 };
 
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Context as _, Result, ensure};
 use walkdir::WalkDir;
 
 use crate::{
@@ -24,15 +25,37 @@ use crate::{
 
 #[derive(clap::Args, Clone, Debug)]
 pub(crate) struct Options {
-    /// Kernel to boot, as `cargo xtask kernel list` names it (repeatable)
-    #[arg(long = "kernel", value_name = "NAME", default_values = ["6.1", "6.12"])]
+    /// Kernel to boot, as `cargo xtask kernel list` names it (repeatable); without it, what the continuous tests boot
+    #[arg(long = "kernel", value_name = "NAME")]
     pub(crate) kernels: Vec<String>,
-    /// Probe set to test (repeatable)
-    #[arg(long = "backend", value_name = "NAME", default_values = ["kprobe", "fentry", "gate"])]
+    /// Probe set to test (repeatable); without it, all, or what the continuous tests run
+    #[arg(long = "backend", value_name = "NAME")]
     pub(crate) backends: Vec<String>,
+    /// Words for the kernel's command line, such as preempt=full (repeatable)
+    #[arg(long, value_name = "WORDS", allow_hyphen_values = true)]
+    pub(crate) append: Vec<String>,
+    #[command(flatten)]
+    pub(crate) limits: Limits,
+    #[command(flatten)]
+    pub(crate) selection: Selection,
+}
+
+/// What is executed there.
+#[derive(clap::Args, Clone, Debug, Default)]
+pub(crate) struct Selection {
     /// Only the test executable of this name, tests/tests/NAME.rs (repeatable)
     #[arg(long = "test", value_name = "NAME")]
     pub(crate) tests: Vec<String>,
+    /// An environment variable for the test executables (repeatable)
+    #[arg(long = "env", value_name = "NAME=VALUE")]
+    environment: Vec<String>,
+    /// Arguments for the test executables, such as a test's name
+    #[arg(last = true, value_name = "FILTER")]
+    filter: Vec<String>,
+}
+
+#[derive(clap::Args, Clone, Debug)]
+pub(crate) struct Limits {
     /// Seconds until a VM is stopped
     #[arg(long, value_name = "SECS", default_value_t = 2700)]
     pub(crate) timeout: u64,
@@ -42,16 +65,14 @@ pub(crate) struct Options {
     /// How QEMU runs the guest: a /dev/kvm that is there need not work
     #[arg(long, value_enum, default_value = "tcg")]
     pub(crate) accel: Accel,
-    /// Words for the kernel's command line, such as preempt=full (repeatable)
-    #[arg(long, value_name = "WORDS", allow_hyphen_values = true)]
-    pub(crate) append: Vec<String>,
-    /// An environment variable for the test executables (repeatable)
-    #[arg(long = "env", value_name = "NAME=VALUE")]
-    pub(crate) environment: Vec<String>,
-    /// Arguments for the test executables, such as a test's name
-    #[arg(last = true, value_name = "FILTER")]
-    pub(crate) filter: Vec<String>,
 }
+
+/// All probe sets, in the order in which gpureap tries them.
+pub(crate) const SETS: [&str; 3] = ["kprobe", "fentry", "gate"];
+
+/// What the continuous tests boot, with the sets that they test there. An emulated machine is slow, so no set runs
+/// everywhere: `gate` runs natively in the same tests, and everything everywhere is what `cargo xtask matrix` is for.
+const CONTINUOUS: [(&str, &[&str]); 2] = [("6.1", &["kprobe"]), ("6.12", &["fentry"])];
 
 impl Options {
     /// What the continuous tests run: all that is on by default.
@@ -64,47 +85,81 @@ impl Options {
         let Defaults { options } = clap::Parser::parse_from(["vm"]);
         options
     }
+
+    fn machines(&self) -> Result<Vec<Machine>> {
+        let machine = |kernel: &str, usual: &[&str]| {
+            let usual = || usual.iter().map(|&set| set.to_owned()).collect();
+            anyhow::Ok(Machine {
+                name: kernel.to_owned(),
+                kernel: Kernel::named(kernel)?,
+                append: self.append.clone(),
+                backends: if self.backends.is_empty() { usual() } else { self.backends.clone() },
+                refused: Vec::new(),
+            })
+        };
+        if self.kernels.is_empty() {
+            return CONTINUOUS.iter().map(|(kernel, usual)| machine(kernel, usual)).collect();
+        }
+        self.kernels.iter().map(|kernel| machine(kernel, &SETS)).collect()
+    }
+}
+
+/// One boot.
+#[derive(Clone, Debug)]
+pub(crate) struct Machine {
+    pub(crate) name: String,
+    pub(crate) kernel: &'static Kernel,
+    /// Words for the kernel's command line
+    pub(crate) append: Vec<String>,
+    pub(crate) backends: Vec<String>,
+    /// Sets that gpureap has to refuse there
+    pub(crate) refused: Vec<String>,
+}
+
+impl Machine {
+    /// The kernel hands what follows `--` to its first process.
+    fn command_line(&self) -> Vec<String> {
+        let mut words = self.append.clone();
+        words.push("--".to_owned());
+        words.extend(self.backends.iter().map(|backend| format!("backend={backend}")));
+        words.extend(self.refused.iter().map(|backend| format!("refused={backend}")));
+        words
+    }
 }
 
 /// One line of the table at the end.
 #[derive(Debug)]
-struct Row {
+pub(crate) struct Row {
     kernel: String,
-    backend: String,
-    counts: Counts,
-    seconds: f64,
+    pub(crate) backend: String,
+    pub(crate) counts: Counts,
+    pub(crate) seconds: f64,
+}
+
+/// What a machine has said.
+#[derive(Debug)]
+pub(crate) struct Finished {
+    pub(crate) rows: Vec<Row>,
+    /// Findings of tests, each with the probe set it is about.
+    pub(crate) records: Vec<(String, String)>,
+    /// Why it ended before its time.
+    pub(crate) problem: Option<String>,
 }
 
 pub(crate) fn command(options: &Options) -> Result<()> {
-    let counts = run(options, &Artifacts::build(&options.tests)?)?;
+    let counts = run(options, &Artifacts::build(&options.selection.tests)?)?;
     ensure!(counts.failed == 0, "{} failed", counts.failed);
     Ok(())
 }
 
 /// Boots each kernel and returns the sum over all of them.
 pub(crate) fn run(options: &Options, artifacts: &Artifacts) -> Result<Counts> {
-    let kernels: Vec<&Kernel> = options.kernels.iter().map(|name| Kernel::named(name)).collect::<Result<_>>()?;
-    std::fs::create_dir_all(kernels::cache())?;
-    let work = tempfile::tempdir_in(kernels::cache())?;
-    let initramfs = pack(options, artifacts, work.path())?;
-    let mut images = Vec::new();
-    for kernel in kernels {
-        images.push((kernel.name, kernel.fetch(false)?, kernel.cached().unwrap_or_default()));
-    }
+    let machines = options.machines()?;
+    let Options { kernels: _, backends: _, append: _, limits, selection } = options;
     // One host thread emulates all processors of a machine, so each machine leaves the other cores to the rest.
     let mut rows = Vec::new();
-    std::thread::scope(|scope| -> Result<()> {
-        let machines: Vec<_> = images
-            .iter()
-            .map(|(name, vmlinuz, package)| {
-                println!("vm: booting {name} ({package})");
-                let initramfs = &initramfs;
-                scope.spawn(move || boot(name, vmlinuz, initramfs, options))
-            })
-            .collect();
-        for machine in machines {
-            rows.extend(machine.join().map_err(|_panic| anyhow::anyhow!("a thread that watched a machine panicked"))??);
-        }
+    boot_all(&machines, machines.len(), limits, selection, artifacts, |_, finished| {
+        rows.extend(finished.rows);
         Ok(())
     })?;
     print!("{}", table(&rows));
@@ -115,50 +170,99 @@ pub(crate) fn run(options: &Options, artifacts: &Artifacts) -> Result<Counts> {
     Ok(sum)
 }
 
-fn boot(name: &str, vmlinuz: &Path, initramfs: &Path, options: &Options) -> Result<Vec<Row>> {
+/// Boots the machines, some at a time, and gives what each has said to `done`, in the order in which they end.
+pub(crate) fn boot_all(
+    machines: &[Machine],
+    at_a_time: usize,
+    limits: &Limits,
+    selection: &Selection,
+    artifacts: &Artifacts,
+    mut done: impl FnMut(&Machine, Finished) -> Result<()>,
+) -> Result<()> {
+    std::fs::create_dir_all(kernels::cache())?;
+    let work = tempfile::tempdir_in(kernels::cache())?;
+    let initramfs = pack(selection, artifacts, work.path())?;
+    for machine in machines {
+        machine.kernel.fetch(false)?;
+    }
+    let waiting = Mutex::new(machines.iter());
+    let (sender, finished) = mpsc::channel();
+    std::thread::scope(|scope| {
+        for _ in 0..at_a_time.clamp(1, machines.len()) {
+            let (sender, waiting, initramfs) = (sender.clone(), &waiting, &initramfs);
+            scope.spawn(move || {
+                let next = || waiting.lock().unwrap_or_else(PoisonError::into_inner).next();
+                while let Some(machine) = next() {
+                    // The receiver is there for as long as we are.
+                    drop(sender.send((machine, boot(machine, initramfs, limits))));
+                }
+            });
+        }
+        drop(sender);
+        finished.iter().try_for_each(|(machine, outcome)| done(machine, outcome?))
+    })
+}
+
+fn boot(machine: &Machine, initramfs: &Path, limits: &Limits) -> Result<Finished> {
+    let Limits { timeout, silence, accel } = *limits;
+    let name = &machine.name;
+    println!("vm: booting {name} ({})", machine.kernel.cached().unwrap_or_default());
     let boot = Boot {
-        accel: options.accel,
-        kernel: vmlinuz,
+        accel,
+        kernel: &machine.kernel.vmlinuz(),
         initramfs,
         processors: Processors::Two,
-        append: &options.append,
-        timeout: Duration::from_secs(options.timeout),
-        silence: Duration::from_secs(options.silence),
+        append: &machine.command_line(),
+        timeout: Duration::from_secs(timeout),
+        silence: Duration::from_secs(silence),
     };
     let started = Instant::now();
     let mut protocol = Protocol::new(name);
     let end = boot.run(|line| {
-        println!("{name} | {line}");
+        if !line.starts_with(RECORD) {
+            println!("{name} | {line}");
+        }
         protocol.line(line);
     })?;
     println!("vm: {name} ended after {:.1} s", started.elapsed().as_secs_f64());
     Ok(protocol.finish(&end))
 }
 
+/// Before a finding of a test: see `record` in `tests/src/harness/mod.rs`.
+const RECORD: &str = "vm: record ";
+
 /// Follows what vm-init says. Its lines:
 ///
 /// ```text
 /// vm: run BACKEND EXECUTABLE
+/// vm: record JSON
 /// vm: end BACKEND EXECUTABLE ok|failed SECONDS
 /// vm: success | vm: failure
 /// ```
-struct Protocol {
+pub(crate) struct Protocol {
     kernel: String,
     rows: Vec<Row>,
+    records: Vec<(String, String)>,
     /// The backend and name of the executable that runs, and what it has counted.
     running: Option<(String, String, Counts)>,
     verdict: Option<bool>,
 }
 
 impl Protocol {
-    fn new(kernel: &str) -> Self {
-        Self { kernel: kernel.to_owned(), rows: Vec::new(), running: None, verdict: None }
+    pub(crate) fn new(kernel: &str) -> Self {
+        Self { kernel: kernel.to_owned(), rows: Vec::new(), records: Vec::new(), running: None, verdict: None }
     }
 
-    fn line(&mut self, line: &str) {
+    pub(crate) fn line(&mut self, line: &str) {
         if let Some(found) = Counts::parse(line) {
             if let Some((_, _, counts)) = &mut self.running {
                 *counts += found;
+            }
+            return;
+        }
+        if let Some(record) = line.strip_prefix(RECORD) {
+            if let Some((backend, ..)) = &self.running {
+                self.records.push((backend.clone(), record.to_owned()));
             }
             return;
         }
@@ -186,7 +290,7 @@ impl Protocol {
     }
 
     /// A VM that did not say how it went has failed, whatever was counted before.
-    fn finish(mut self, end: &End) -> Vec<Row> {
+    pub(crate) fn finish(mut self, end: &End) -> Finished {
         let running = self.running.take();
         let problem = match (end, self.verdict) {
             (End::Killed(why), _) => Some(why.clone()),
@@ -196,7 +300,7 @@ impl Protocol {
                 self.rows.iter().all(|row| row.counts.failed == 0).then(|| "vm-init failed".to_owned())
             }
         };
-        if let Some(problem) = problem {
+        if let Some(problem) = &problem {
             if let Some((backend, name, counts)) = running {
                 println!("vm: {} stopped in {name} with {backend}: {problem}", self.kernel);
                 self.add(&backend, counts.with_status(false), 0.0);
@@ -205,7 +309,8 @@ impl Protocol {
                 self.add("-", Counts::ONE_FAILED, 0.0);
             }
         }
-        self.rows
+        let Self { kernel: _, rows, records, running: _, verdict: _ } = self;
+        Finished { rows, records, problem }
     }
 }
 
@@ -221,7 +326,8 @@ fn table(rows: &[Row]) -> String {
     text
 }
 
-fn pack(options: &Options, artifacts: &Artifacts, work: &Path) -> Result<PathBuf> {
+fn pack(selection: &Selection, artifacts: &Artifacts, work: &Path) -> Result<PathBuf> {
+    let tests = &selection.tests;
     let mut tree = Initramfs::default();
     for directory in ["proc", "sys", "dev", "tmp", "run", "root", "var/lib", "etc"] {
         tree.directory(directory);
@@ -243,11 +349,8 @@ fn pack(options: &Options, artifacts: &Artifacts, work: &Path) -> Result<PathBuf
 
     let mut packed = 0;
     for test in artifacts.kernel_tests() {
-        let wanted = if options.tests.is_empty() {
-            !NATIVE_ONLY.contains(&test.name.as_str())
-        } else {
-            options.tests.contains(&test.name)
-        };
+        let wanted =
+            if tests.is_empty() { !NATIVE_ONLY.contains(&test.name.as_str()) } else { tests.contains(&test.name) };
         if wanted {
             let inside = format!("tests/{}", test.name);
             ensure!(!tree.contains(&inside), "two test executables are called {}", test.name);
@@ -255,7 +358,7 @@ fn pack(options: &Options, artifacts: &Artifacts, work: &Path) -> Result<PathBuf
             packed += 1;
         }
     }
-    ensure!(packed > 0, "no test executable is called {}", options.tests.join(" or "));
+    ensure!(packed > 0, "no test executable is called {}", tests.join(" or "));
     if let Some(directory) = artifacts::fixtures() {
         for entry in WalkDir::new(directory) {
             let entry = entry?;
@@ -266,7 +369,7 @@ fn pack(options: &Options, artifacts: &Artifacts, work: &Path) -> Result<PathBuf
     }
 
     busybox(&mut tree)?;
-    tree.text("vm.conf", &configuration(options)?);
+    tree.text("vm.conf", &configuration(selection)?);
     tree.write_file(work.join("initramfs"))
 }
 
@@ -287,21 +390,15 @@ pub(crate) fn busybox(tree: &mut Initramfs) -> Result<()> {
     Ok(())
 }
 
-/// One `key value` per line.
-fn configuration(options: &Options) -> Result<String> {
+/// One argument of the test executables per line.
+fn configuration(selection: &Selection) -> Result<String> {
     let mut text = String::new();
-    let mut add = |key: &str, values: &[String]| {
+    for (key, values) in [("environment", &selection.environment), ("argument", &selection.filter)] {
         for value in values {
-            if value.contains('\n') {
-                bail!("{value:?} holds a line break");
-            }
+            ensure!(!value.contains('\n'), "{value:?} holds a line break");
             writeln!(text, "{key} {value}")?;
         }
-        Ok(())
-    };
-    add("backend", &options.backends)?;
-    add("environment", &options.environment)?;
-    add("argument", &options.filter)?;
+    }
     Ok(text)
 }
 
@@ -310,6 +407,10 @@ mod tests {
     use super::*;
 
     fn follow(lines: &[&str], end: &End) -> Vec<Row> {
+        finish(lines, end).rows
+    }
+
+    fn finish(lines: &[&str], end: &End) -> Finished {
         let mut protocol = Protocol::new("6.1");
         for line in lines {
             protocol.line(line);
@@ -363,5 +464,55 @@ mod tests {
         assert_eq!((rows.len(), rows[1].counts), (2, Counts::ONE_FAILED));
         assert_eq!(follow(&[], &End::Off)[0].counts, Counts::ONE_FAILED);
         assert_eq!(follow(&["vm: failure"], &End::Off)[0].counts, Counts::ONE_FAILED);
+    }
+
+    #[test]
+    fn findings_go_to_the_set_that_ran() {
+        let Finished { rows: _, records, problem } = finish(
+            &[
+                "vm: record {\"of\": \"nobody\"}",
+                "vm: run kprobe support",
+                "vm: record {\"kind\": \"kernel\"}",
+                "vm: end kprobe support ok 1.5",
+                "vm: run gate support",
+                "vm: record {\"kind\": \"losses\"}",
+            ],
+            &End::Killed("silent for 240 s".into()),
+        );
+        let record = |set: &str, text: &str| (set.to_owned(), text.to_owned());
+        assert_eq!(records, [record("kprobe", "{\"kind\": \"kernel\"}"), record("gate", "{\"kind\": \"losses\"}")]);
+        assert_eq!(problem.as_deref(), Some("silent for 240 s"));
+    }
+
+    fn options(words: &[&str]) -> Options {
+        #[derive(clap::Parser)]
+        struct Line {
+            #[command(flatten)]
+            options: Options,
+        }
+        <Line as clap::Parser>::parse_from([&["vm"], words].concat()).options
+    }
+
+    #[test]
+    fn what_is_asked_for_is_booted() {
+        let planned = |words: &[&str]| -> Vec<String> {
+            let machines = options(words).machines().unwrap();
+            machines.iter().map(|machine| format!("{} {}", machine.name, machine.command_line().join(" "))).collect()
+        };
+        assert_eq!(planned(&["--kernel", "6.12"]), ["6.12 -- backend=kprobe backend=fentry backend=gate"]);
+        assert_eq!(
+            planned(&["--kernel", "forky", "--backend", "gate", "--append", "preempt=full"]),
+            ["forky preempt=full -- backend=gate"]
+        );
+        assert_eq!(planned(&["--backend", "fentry"]), ["6.1 -- backend=fentry", "6.12 -- backend=fentry"]);
+        assert!(options(&["--kernel", "2.6"]).machines().is_err());
+    }
+
+    #[test]
+    fn the_continuous_tests_leave_no_set_out() {
+        let machines = Options::everything().machines().unwrap();
+        let tested = |set: &str| machines.iter().any(|machine| machine.backends.iter().any(|backend| backend == set));
+        // `gate` runs natively.
+        assert!(tested("kprobe") && tested("fentry"));
     }
 }

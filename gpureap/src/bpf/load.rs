@@ -30,7 +30,7 @@ use crate::{
     config::Config,
     error::Failure,
     gpu::devices::Devices,
-    kernel::{btf::Btf, offsets::Offsets, rights},
+    kernel::{btf::Btf, offsets::Offsets, preemption, rights},
     model::{self, Backend},
 };
 
@@ -284,9 +284,21 @@ impl Loaded {
     }
 }
 
+/// A helper that programs of every set call (5.17). What else they take is there since 6.1.
+const OLDEST: &str = "bpf_loop";
+
+/// In a sentence, where the kernel would refuse some program or other with a number.
+fn too_old(proc_root: &Path) -> String {
+    let release = std::fs::read_to_string(proc_root.join("sys/kernel/osrelease")).unwrap_or_default();
+    format!("tracing needs Linux 6.1 or later, and this is {}, which has no {OLDEST}", release.trim())
+}
+
 /// Loads the object and attaches the first probe set of `order` that this kernel takes, pinned under `dir`.
 pub fn attach(config: &Config, devices: &Devices, order: &[Backend], dir: &Path) -> anyhow::Result<Attached> {
     let mut loaded = Loaded::new(config, devices)?;
+    if !loaded.btf.has_function(OLDEST) {
+        return Err(Failure::unsupported(too_old(&config.paths.proc)).into());
+    }
     super::pins::make(dir)?;
     let result = attach_first(&mut loaded, config, order, dir);
     if result.is_err() {
@@ -312,8 +324,16 @@ fn attach_first(loaded: &mut Loaded, config: &Config, order: &[Backend], dir: &P
         loaded.attach(object::COMMON, dir, cgroup_root.as_deref()).map_err(|error| explain_common(&error))?;
     let mut refusals = Vec::new();
     for &backend in order {
+        let unfit = match backend {
+            Backend::Kprobe => preemption::silent_skips(&loaded.btf, &config.paths),
+            Backend::Fentry | Backend::Gate => None,
+        };
         // A set that is refused has counted nothing: what puts files into the map is attached last.
-        match loaded.attach(object::set(backend), dir, cgroup_root.as_deref()) {
+        let outcome = match unfit {
+            Some(reason) => Err(anyhow!(reason)),
+            None => loaded.attach(object::set(backend), dir, cgroup_root.as_deref()),
+        };
+        match outcome {
             Ok(own) => {
                 attached.extend(own);
                 maps.set_meta(&Meta {
@@ -418,7 +438,8 @@ pub fn order(config: &Config) -> Vec<Backend> {
     config.backend.map_or_else(|| vec![Backend::Kprobe, Backend::Fentry, Backend::Gate], |forced| vec![forced])
 }
 
-fn describe(program: &Program) -> String {
+/// The place of a program in the kernel.
+pub fn describe(program: &Program) -> String {
     match program.hook {
         Hook::Kprobe(symbol) => format!("kprobe {symbol}"),
         Hook::Kretprobe(symbol) => format!("kretprobe {symbol}"),

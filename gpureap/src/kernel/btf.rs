@@ -159,6 +159,15 @@ impl Btf {
         }
     }
 
+    /// Whether `struct name` has the first of these members, that the second, and so on.
+    pub fn has_members(&self, name: &str, path: &[&str]) -> bool {
+        let inner = |id: u32, member: &&str| {
+            let (_, type_id, _) = self.find(id, member, 0, 0).ok()??;
+            self.resolve(type_id).ok()
+        };
+        self.named(kind::STRUCT, name).and_then(|id| path.iter().try_fold(id, inner)).is_some()
+    }
+
     /// Number of parameters of a kernel function; `None` if there is no such function.
     pub fn parameters(&self, function: &str) -> Option<u32> {
         let function = self.types.get(self.named(kind::FUNC, function)? as usize)?;
@@ -297,12 +306,26 @@ mod tests {
         let (inner_name, flag_name) = (maker.name("deep"), maker.name("bit"));
         let inner = maker.add("", kind::UNION, 2, false, 16, &[inner_name, array, 0, flag_name, int, 0]);
         let (first, last) = (maker.name("first"), maker.name("last"));
-        maker.add("outer", kind::STRUCT, 3, true, 40, &[first, int, 0, 0, inner, 64, last, int, 3 << 24 | 0xc8]);
+        let outer =
+            maker.add("outer", kind::STRUCT, 3, true, 40, &[first, int, 0, 0, inner, 64, last, int, 3 << 24 | 0xc8]);
+        let named = maker.name("named");
+        let around = maker.add("", kind::UNION, 1, false, 40, &[named, outer, 0]);
+        maker.add("around", kind::STRUCT, 1, false, 40, &[0, around, 0]);
         let prototype = maker.add("", kind::FUNC_PROTO, 3, false, 0, &[0, int, 0, int, 0, int]);
         maker.add("dup_fd", kind::FUNC, 1, false, prototype, &[]);
         let pointer = maker.add("", kind::PTR, 0, false, prototype, &[]);
         maker.add("btf_trace_mark_victim", kind::TYPEDEF, 0, false, pointer, &[]);
         maker.finish()
+    }
+
+    #[test]
+    fn members_of_members() {
+        let btf = Btf::parse(sample()).unwrap();
+        assert!(btf.has_members("around", &["named", "deep"]));
+        for path in [&["named", "absent"][..], &["deep"], &["named", "first", "deep"]] {
+            assert!(!btf.has_members("around", path), "{path:?}");
+        }
+        assert!(!btf.has_members("absent", &["named"]));
     }
 
     #[test]

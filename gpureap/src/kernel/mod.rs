@@ -2,4 +2,5 @@
 
 pub mod btf;
 pub mod offsets;
+pub mod preemption;
 pub mod rights;

@@ -48,6 +48,8 @@ pub mod sys;
 pub mod task;
 pub mod truth;
 
+pub use ops::operations;
+
 pub fn main() -> ExitCode {
     std::panic::set_hook(Box::new(|panic| {
         truth::say(&json!({"error": panic.to_string()}));
@@ -67,7 +69,7 @@ pub fn main() -> ExitCode {
         ["play", ..] => play::play(),
         ["task", name] => task::begin(name),
         ["task-again", connection] => task::go_on(sys::fd_argument(connection)),
-        ["ops"] => list(ops::names()),
+        ["ops"] => list(operations().map(|(_, name)| name)),
         ["ops", name, dev] => ops::run(name, dev),
         ["hold"] => list(hold::kinds()),
         ["hold", kind, ref rest @ ..] => hold::run(kind, rest),

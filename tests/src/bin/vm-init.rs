@@ -109,7 +109,7 @@ fn mount(kind: &str, at: &str, options: &str) -> Result<()> {
 }
 
 /// Tests that depend on the probe set. The others run once: emulated processors are slow.
-const OF_PROBES: [&str; 5] = ["churn", "finding", "killing", "operations", "restart"];
+const OF_PROBES: [&str; 7] = ["churn", "finding", "killing", "operations", "reading", "restart", "support"];
 
 /// Whether all of them passed.
 fn run_all(channel: &mut PipeWriter) -> Result<bool> {
@@ -117,9 +117,14 @@ fn run_all(channel: &mut PipeWriter) -> Result<bool> {
     let values = |key: &str| -> Vec<&str> {
         text.lines().filter_map(|line| line.strip_prefix(key)?.strip_prefix(' ')).collect()
     };
-    let (backends, arguments) = (values("backend"), values("argument"));
+    let arguments = values("argument");
     let environment: Vec<(&str, &str)> =
         values("environment").into_iter().filter_map(|variable| variable.split_once('=')).collect();
+    // The end of the kernel's command line.
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    let backends: Vec<&str> = words.iter().filter_map(|word| word.strip_prefix("backend=")).collect();
+    ensure!(!backends.is_empty(), "no probe set is asked for in {words:?}");
+    let refused: Vec<&str> = words.iter().filter_map(|word| word.strip_prefix("refused=")).collect();
     let mut executables: Vec<PathBuf> =
         fs::read_dir("/tests")?.map(|entry| Ok(entry?.path())).collect::<Result<_>>()?;
     executables.sort();
@@ -148,6 +153,8 @@ fn run_all(channel: &mut PipeWriter) -> Result<bool> {
                 .env("GPUREAP_ALLOW_OOM", "1")
                 .env("GPUREAP_TEST_BACKEND", backend)
                 .env("GPUREAP_TEST_VM", "1")
+                .env("GPUREAP_TEST_RECORDS", "1")
+                .envs(refused.contains(backend).then_some(("GPUREAP_TEST_REFUSED", "1")))
                 .envs(environment.iter().copied())
                 .stdin(Stdio::null())
                 .stdout(channel.try_clone()?)

@@ -10,6 +10,7 @@ use gpureap::{
     bpf::handles::Maps,
     cli::HoldersArgs,
     config::{Config, Overrides, Paths},
+    model::Backend,
 };
 use serde_json::Value;
 use tempfile::TempDir;
@@ -118,6 +119,16 @@ impl Bench {
 
     pub fn path(&self, name: &str) -> PathBuf {
         self.place.path().join(name)
+    }
+
+    /// The probe set that is asked for.
+    pub fn kind(&self) -> Backend {
+        match self.backend.as_str() {
+            "kprobe" => Backend::Kprobe,
+            "fentry" => Backend::Fentry,
+            "gate" => Backend::Gate,
+            other => panic!("no probe set is called {other}"),
+        }
     }
 
     /// Where the pins go.

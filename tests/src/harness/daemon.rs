@@ -31,8 +31,20 @@ impl<B: Borrow<Bench>> Daemon<B> {
         daemon
     }
 
+    /// A daemon, or how it ended without getting ready.
+    pub fn try_start(bench: B, arguments: &'static [&'static str]) -> Result<Self, ExitStatus> {
+        let mut daemon = Self { bench, child: None, arguments };
+        daemon.launch().map(|()| daemon)
+    }
+
     /// Starts the daemon of a bench whose daemon has ended.
     pub fn start_again(&mut self) {
+        if let Err(status) = self.launch() {
+            panic!("the daemon ended with {status} before it was ready:\n{}", self.log());
+        }
+    }
+
+    fn launch(&mut self) -> Result<(), ExitStatus> {
         assert!(self.child.is_none(), "it runs");
         let bench = self.bench.borrow();
         let address = bench.path("notify");
@@ -58,7 +70,7 @@ impl<B: Borrow<Bench>> Daemon<B> {
                 break;
             }
             if let Some(status) = child.try_wait().expect("wait for the daemon") {
-                panic!("the daemon ended with {status} before it was ready:\n{}", self.log());
+                return Err(status);
             }
             if Instant::now() > until {
                 child.kill().expect("kill the daemon");
@@ -67,6 +79,7 @@ impl<B: Borrow<Bench>> Daemon<B> {
             }
         }
         self.child = Some(child);
+        Ok(())
     }
 
     pub(super) fn bench(&self) -> &B {

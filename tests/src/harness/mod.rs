@@ -7,6 +7,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+use serde::Serialize;
+
 mod actor;
 mod bench;
 mod compare;
@@ -17,6 +19,7 @@ mod log;
 mod page;
 mod player;
 mod proc;
+mod programs;
 mod schema;
 mod shared;
 mod terminal;
@@ -33,6 +36,7 @@ pub use log::Log;
 pub use page::tests_named_by;
 pub use player::{Player, Role};
 pub use proc::{anybody, counts, observe};
+pub use programs::{Loaded, held_by_kernel, lacking, pinned};
 pub use schema::Schema;
 pub use shared::Shared;
 pub use terminal::Terminal;
@@ -80,6 +84,27 @@ pub fn program(variable: &str, name: &str) -> PathBuf {
 pub fn skip(test: &str, reason: &str) {
     // Not by a macro: the test runner would hide it when the test passes.
     sys::write_all(2, format!("SKIP {test}: {reason}\n").as_bytes());
+}
+
+/// A finding for `cargo xtask matrix`, which knows its shape (`xtask/src/matrix/results.rs`).
+pub fn record(finding: &impl Serialize) {
+    if std::env::var_os("GPUREAP_TEST_RECORDS").is_some() {
+        let finding = serde_json::to_string(finding).expect("a finding is JSON");
+        // The test runner has begun a line.
+        sys::write_all(2, format!("\nvm: record {finding}\n").as_bytes());
+    }
+}
+
+/// Whether gpureap has to refuse this probe set on this kernel.
+pub fn to_be_refused() -> bool {
+    std::env::var_os("GPUREAP_TEST_REFUSED").is_some()
+}
+
+/// Whether this kernel preempts its own code. Where it does not say so it is taken for one that does not.
+pub fn preemptible() -> bool {
+    let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
+    let mode = read("/sys/kernel/debug/sched/preempt");
+    mode.contains("(full)") || mode.contains("(lazy)") || read("/proc/sys/kernel/version").contains("PREEMPT_RT")
 }
 
 /// A word on what goes on, shown when the test fails.

@@ -19,20 +19,32 @@ mod table;
 type Op = fn(&Stage) -> Result<(), Skip>;
 type Named = (&'static str, Op);
 
-fn all() -> impl Iterator<Item = &'static Named> {
-    [open::OPS, dup::OPS, fork::OPS, close::OPS, exec::OPS, pass::OPS, map::OPS, ring::OPS, table::OPS, other::OPS]
-        .into_iter()
-        .flatten()
+/// Every operation with its subject.
+pub fn operations() -> impl Iterator<Item = (&'static str, &'static str)> {
+    all().map(|(subject, (name, _))| (subject, *name))
 }
 
-pub(super) fn names() -> impl Iterator<Item = &'static str> {
-    all().map(|(name, _)| *name)
+fn all() -> impl Iterator<Item = (&'static str, &'static Named)> {
+    [
+        ("open", open::OPS),
+        ("dup", dup::OPS),
+        ("fork", fork::OPS),
+        ("close", close::OPS),
+        ("exec", exec::OPS),
+        ("pass", pass::OPS),
+        ("map", map::OPS),
+        ("ring", ring::OPS),
+        ("table", table::OPS),
+        ("other", other::OPS),
+    ]
+    .into_iter()
+    .flat_map(|(subject, named)| named.iter().map(move |one| (subject, one)))
 }
 
 pub(super) fn run(name: &str, dev: &str) {
     super::sys::setsid();
     super::sys::limit(libc::RLIMIT_CORE, 0);
-    let Some((_, op)) = all().find(|(known, _)| *known == name) else {
+    let Some((_, op)) = all().map(|(_, named)| named).find(|(known, _)| *known == name) else {
         say(&json!({"error": format!("no operation is named {name}")}));
         super::sys::exit(2)
     };
