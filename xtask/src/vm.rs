@@ -54,6 +54,12 @@ pub(crate) struct Selection {
     filter: Vec<String>,
 }
 
+impl Selection {
+    pub(crate) fn of(tests: &[&str]) -> Self {
+        Self { tests: tests.iter().map(|&test| test.to_owned()).collect(), ..Self::default() }
+    }
+}
+
 #[derive(clap::Args, Clone, Debug)]
 pub(crate) struct Limits {
     /// Seconds until a VM is stopped

@@ -162,7 +162,8 @@ impl Btf {
     /// Whether `struct name` has the first of these members, that the second, and so on.
     pub fn has_members(&self, name: &str, path: &[&str]) -> bool {
         let inner = |id: u32, member: &&str| {
-            let (_, type_id, _) = self.find(id, member, 0, 0).ok()??;
+            let mut left = MAX_MEMBERS;
+            let (_, type_id, _) = self.find(id, member, 0, 0, &mut left).ok()??;
             self.resolve(type_id).ok()
         };
         self.named(kind::STRUCT, name).and_then(|id| path.iter().try_fold(id, inner)).is_some()

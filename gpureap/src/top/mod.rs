@@ -169,6 +169,7 @@ mod tests {
             pod_namespace: None,
             parent: Some(crate::holders::report::ProcessName { pid: 4000, start_ns: None, comm: "bash".to_owned() }),
             lineage: Vec::new(),
+            lineage_cut: false,
             orphan_of: None,
             threads: Vec::new(),
             private_tids: BTreeSet::new(),

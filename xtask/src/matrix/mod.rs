@@ -19,7 +19,7 @@ use crate::{
     artifacts::Artifacts,
     kernels::Kernel,
     process::{self, root},
-    vm::{self, Limits, Machine, SETS},
+    vm::{self, Limits, Machine, SETS, Selection},
 };
 
 #[derive(clap::Args, Clone, Debug)]
@@ -119,7 +119,7 @@ fn run(options: &Options, results: &mut Results, save: impl Fn(&Results) -> Resu
     "cargo xtask matrix".clone_into(&mut results.command);
     results.runs.retain(|run| ROWS.iter().any(|row| row.name == run.name));
     let mut failed = 0;
-    let selection = Selection { tests: TESTS.map(str::to_owned).to_vec(), ..Selection::default() };
+    let selection = Selection::of(&TESTS);
     let artifacts = Artifacts::build(&selection.tests)?;
     vm::boot_all(&machines, options.jobs, &options.limits, &selection, &artifacts, |machine, finished| {
         let now = process::output(Command::new("date").args(["-u", "+%Y-%m-%dT%H:%M:%SZ"]))?;
