@@ -93,11 +93,11 @@ mod tests {
                     let mut bytes = bytes(kind, size);
                     bytes[8..16].copy_from_slice(&time.to_ne_bytes());
                     bytes[24..32].copy_from_slice(&(time - 1).to_ne_bytes());
-                    let (Ok(
+                    let Ok(
                         Event::Open(FileEvent { header, .. })
                         | Event::Exit(ProcEvent { header, .. })
                         | Event::Signal(SignalEvent { header, .. }),
-                    )) = decode(&bytes)
+                    ) = decode(&bytes)
                     else {
                         panic!("{kind}")
                     };
