@@ -21,7 +21,7 @@ const FLAGS: &str = "-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-leve
     -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
     -Cllvm-args=-sanitizer-coverage-trace-compares -Ccodegen-units=1";
 /// Of each target in continuous integration: a few seconds.
-const RUNS: u32 = 4_000;
+const RUNS: u32 = 1_000;
 
 #[derive(clap::Args, Debug, Default)]
 pub(crate) struct Options {

@@ -14,7 +14,7 @@ use std::{
 };
 
 use rustix::{
-    fs::{AtFlags, FileType, OFlags, StatxFlags, statx},
+    fs::{AtFlags, FileType, OFlags, Statx, StatxFlags, statx},
     io::Errno,
 };
 
@@ -204,19 +204,22 @@ fn table(dir: &ProcDir, tid: u32, devices: &Devices, hidden: &mut bool) -> Optio
             return None;
         }
     };
-    let held = names.iter().filter_map(|name| Some((name.parse().ok()?, device_at(&fd_dir, name, devices)?)));
+    let held = names.iter().filter_map(|name| Some((name.parse().ok()?, device_of(&look(&fd_dir, name)?, devices)?)));
     Some(held.collect())
 }
 
-/// The device behind a magic link, without waiting for a file server that does not answer.
-fn device_at(dir: &OwnedFd, name: &str, devices: &Devices) -> Option<Held> {
+/// What a magic link leads to, without waiting for a file server that does not answer.
+fn look(dir: &OwnedFd, name: &str) -> Option<Statx> {
     let wanted = StatxFlags::TYPE | StatxFlags::NLINK;
-    let stat = statx(dir.as_fd(), name, AtFlags::STATX_DONT_SYNC, wanted).ok()?;
-    if FileType::from_raw_mode(stat.stx_mode.into()) != FileType::CharacterDevice {
+    statx(dir.as_fd(), name, AtFlags::STATX_DONT_SYNC, wanted).ok()
+}
+
+fn device_of(node: &Statx, devices: &Devices) -> Option<Held> {
+    if FileType::from_raw_mode(node.stx_mode.into()) != FileType::CharacterDevice {
         return None;
     }
-    let device = devices.by_number(stat.stx_rdev_major, stat.stx_rdev_minor)?;
-    Some(Held { slot: device.slot, deleted: stat.stx_nlink == 0 })
+    let device = devices.by_number(node.stx_rdev_major, node.stx_rdev_minor)?;
+    Some(Held { slot: device.slot, deleted: node.stx_nlink == 0 })
 }
 
 /// A line of /proc/PID/maps with a file behind it.
@@ -264,25 +267,30 @@ fn mappings(dir: &ProcDir, tid: u32, devices: &Devices, found: &mut Found) {
     }
 }
 
-/// The line tells the file system and the inode, not the device: ask the path as that process sees it, and where that
-/// is another file by now, the link in map_files (root only).
+/// The line tells the file system and the inode, not the device: ask the link in map_files, which only root may follow; else
+/// the path as that process sees it, if that is the same file still. The link comes first as it is no path: one may lead
+/// to a file server that does not answer.
 fn mapped_device(dir: &ProcDir, tid: u32, mapping: &Mapping<'_>, devices: &Devices) -> Option<Held> {
     let Mapping { range, file, path } = mapping;
-    let inside = PathBuf::from(format!("task/{tid}/root")).join(path.strip_prefix('/')?);
-    let by_path = dir.open_file(inside.to_str()?, OFlags::PATH).ok().map(fs::File::from);
-    if let Some(meta) = by_path.and_then(|node| node.metadata().ok()) {
-        let (major, minor) = (rustix::fs::major(meta.dev()), rustix::fs::minor(meta.dev()));
-        if (major, minor, meta.ino()) == *file {
-            let is_char = FileType::from_raw_mode(meta.mode()) == FileType::CharacterDevice;
-            let device = is_char.then(|| devices.by_rdev(meta.rdev())).flatten()?;
-            return Some(Held { slot: device.slot, deleted: meta.nlink() == 0 });
-        }
+    if let Some(node) = mapped_file(dir, range) {
+        return device_of(&node, devices);
     }
-    // The kernel prints the range with leading zeros here and without them there.
+    let inside = PathBuf::from(format!("task/{tid}/root")).join(path.strip_prefix('/')?);
+    let meta = fs::File::from(dir.open_file(inside.to_str()?, OFlags::PATH).ok()?).metadata().ok()?;
+    let (major, minor) = (rustix::fs::major(meta.dev()), rustix::fs::minor(meta.dev()));
+    if (major, minor, meta.ino()) != *file || FileType::from_raw_mode(meta.mode()) != FileType::CharacterDevice {
+        return None;
+    }
+    let device = devices.by_rdev(meta.rdev())?;
+    Some(Held { slot: device.slot, deleted: meta.nlink() == 0 })
+}
+
+/// The kernel prints the range with leading zeros in one place and without them in the other.
+fn mapped_file(dir: &ProcDir, range: &str) -> Option<Statx> {
     let (start, end) = range.split_once('-')?;
     let plain = |address: &str| u64::from_str_radix(address, 16).map(|address| format!("{address:x}")).ok();
     let links = dir.open_file("map_files", OFlags::PATH | OFlags::DIRECTORY).ok()?;
-    device_at(&links, &format!("{}-{}", plain(start)?, plain(end)?), devices)
+    look(&links, &format!("{}-{}", plain(start)?, plain(end)?))
 }
 
 #[cfg(test)]
@@ -338,6 +346,31 @@ mod tests {
         let (usage, holder) = own(5).unwrap();
         assert_eq!((usage.fds, usage.maps, usage.ever_mapped), (0, 1, true));
         assert_eq!(holder.how, BTreeSet::from([How::Map]));
+        // SAFETY: made above, and nothing refers to it.
+        unsafe { rustix::mm::munmap(address, 4096) }.unwrap();
+    }
+
+    #[test]
+    fn a_mapping_is_known_by_its_link_whatever_its_path_is_now() {
+        use rustix::fs::{CWD, Mode, makedev, mkfifoat, mknodat};
+        let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+        let dir = tempfile::tempdir().unwrap();
+        let node = dir.path().join("zero");
+        let mode = Mode::RUSR | Mode::WUSR;
+        let made = mknodat(CWD, &node, FileType::CharacterDevice, mode, makedev(1, 5));
+        let Some(file) = made.ok().and_then(|()| File::open(&node).ok()) else {
+            eprintln!("skipped: needs root, and device nodes in the directory for temporary files");
+            return;
+        };
+        let (protection, flags) = (rustix::mm::ProtFlags::READ, rustix::mm::MapFlags::PRIVATE);
+        // SAFETY: a new mapping at an address of the kernel's choice.
+        let address = unsafe { rustix::mm::mmap(std::ptr::null_mut(), 4096, protection, flags, &file, 0) }.unwrap();
+        drop(file);
+        fs::remove_file(&node).unwrap();
+        mkfifoat(CWD, &node, mode).unwrap();
+        let (usage, holder) = own(5).unwrap();
+        assert_eq!((usage.fds, usage.maps), (0, 1));
+        assert_eq!(holder.how, BTreeSet::from([How::Map, How::DeletedNode]));
         // SAFETY: made above, and nothing refers to it.
         unsafe { rustix::mm::munmap(address, 4096) }.unwrap();
     }
