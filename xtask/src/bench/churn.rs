@@ -18,6 +18,7 @@ use super::{
     churner::Told,
     conditions::{Set, cpu_of},
     guest,
+    load::Load,
     place::Place,
     report::{Report, Surroundings, push},
     stats::{Bar, short},
@@ -181,8 +182,12 @@ impl Drop for Worker {
     }
 }
 
+/// Processes that hold the device from before the daemon's start on, with one descriptor each.
+const HELD_BEFORE: u32 = 8;
+
 /// With a daemon of its own.
 pub(super) fn churn(place: &mut Place, set: Set, plan: &Plan) -> Result<Churn> {
+    let before = Load::start(HELD_BEFORE, HELD_BEFORE, &place.node())?;
     place.start_daemon(Some(set.name()))?;
     let daemon = place.daemon()?.as_raw_nonzero().get();
     let spent = cpu_of(daemon)?;
@@ -207,11 +212,12 @@ pub(super) fn churn(place: &mut Place, set: Set, plan: &Plan) -> Result<Churn> {
         .map(|index| (counter::NAMES[index as usize].to_owned(), counted(index)))
         .filter(|(_, count)| *count > 0)
         .collect();
-    let truth: BTreeMap<u32, u64> = told.iter().map(|told| (told.pid, told.descriptors)).collect();
+    let mut truth: BTreeMap<u32, u64> = told.iter().map(|told| (told.pid, told.descriptors)).collect();
+    truth.extend(before.holders.iter().map(|pid| (*pid, 1)));
     let held = |holder: &Holder| holder.devices.iter().map(|held| held.fds).sum();
     let seen: BTreeMap<u32, u64> = holders.iter().map(|holder| (holder.pid, held(holder))).collect();
     let (daemon_rss_kib, daemon_own_kib) = (memory(daemon, "VmRSS")?, memory(daemon, "RssAnon")?);
-    drop(workers);
+    drop((workers, before));
     place.stop_daemon()?;
     Ok(Churn {
         set,
@@ -274,8 +280,8 @@ fn tables(churns: &[Churn], plan: &Plan) -> String {
         "## {workers} processes for {seconds} s\n\n\
          Each opens the device, keeps it for its next 15 opens, and closes it; beside that, of eight opens one is duplicated \
          and the copy closed, and of 1,024 one is followed by a child that inherits all and exits. Asked for: {rate} opens a \
-         second. In the end each keeps a different number of descriptors, and the first `gpureap holders --json` is held \
-         against that. A full ring makes a gap in the record of what happened, never a wrong count.\n\n"
+         second. In the end each keeps a different number of descriptors; {HELD_BEFORE} processes have held one each since before \
+         the daemon's start. The first `gpureap holders --json` is held against that. A full ring makes a gap in the record of what happened, never a wrong count.\n\n"
     );
     let head = churns.iter().map(|churn| format!("`{}`", churn.set.name())).collect::<Vec<_>>().join(" | ");
     push(&mut text, format_args!("| | {head} |\n|---|{}\n", "--:|".repeat(churns.len())));
