@@ -471,7 +471,8 @@ impl Work {
             return;
         }
         if moved.unsigned_abs() >= CLOCK_SET {
-            let (seconds, way) = (moved.unsigned_abs() / NANOS, if moved < 0 { "back" } else { "forward" });
+            let (seconds, way) =
+                (moved.unsigned_abs().saturating_add(NANOS / 2) / NANOS, if moved < 0 { "back" } else { "forward" });
             tracing::warn!(
                 "the wall clock was set {way} by {seconds} s: all times since boot are told by it as it is now"
             );

@@ -54,14 +54,11 @@ fn a_clock_that_is_set_changes_no_order_and_all_times_are_told_by_it() {
     let mut first = Player::holding(DEV);
     bench.holders(&[]);
     clock.set(2 * DAY);
-    wait_for("forward is said", || daemon.log().contains("the wall clock was set forward by 1728"));
+    wait_for("forward is said", || daemon.log().contains("the wall clock was set forward by 172800 s"));
     let second = Scene::start("plain", DEV, &[]);
     bench.expect_truth(&second, &[]);
     clock.set(-3 * DAY);
-    wait_for("back is said", || {
-        daemon.log().contains("the wall clock was set back by 2591")
-            || daemon.log().contains("the wall clock was set back by 2592")
-    });
+    wait_for("back is said", || daemon.log().contains("the wall clock was set back by 259200 s"));
     let third = Player::holding(DEV);
     first.tell("exit 0");
     first.end();
