@@ -5,7 +5,7 @@ use std::{fs, path::Path};
 use gpureap::{bpf::resync::mark_mapped, model::ProcKey};
 use gpureap_tests::{
     actor::ring::Ring,
-    harness::{Bench, Device, Player, Shared, note, sys},
+    harness::{Bench, Device, Player, Shared, note, skip, sys},
     oracle::{
         generate::{Script, sequence},
         shrink::shrink,
@@ -34,7 +34,7 @@ fn seeds() -> std::ops::Range<u64> {
             ends.unwrap_or_else(|| panic!("GPUREAP_CHURN_SEEDS is FROM..TO, not `{text}`"))
         }
         // An emulated processor needs seconds for each.
-        Err(_) if std::env::var_os("GPUREAP_TEST_VM").is_some() => 0..6,
+        Err(_) if std::env::var_os("GPUREAP_TEST_VM").is_some() => 0..4,
         Err(_) => 0..20,
     }
 }
@@ -64,8 +64,8 @@ fn random_workloads_are_seen_as_they_are() {
         }
         expect_truth(&mut stage, &format!("seed {seed}"), &sequence(seed, script));
     }
-    tell(&format!("{}: seeds {seeds:?}, {}", bench.backend, stage.tally));
     let lost = stage.lost_events();
+    tell(&format!("{}: seeds {seeds:?}, {}, {lost} lost events", bench.backend, stage.tally));
     assert!(bench.backend != "kprobe" || lost == 0, "{lost} lost events");
 }
 
@@ -130,6 +130,10 @@ fn a_table_shared_before_the_attach_is_known_to_be_shared() {
 /// The oracle itself: when the truth is not told of one descriptor, it says so, and finds the step.
 #[test]
 fn a_wrong_count_is_found_and_made_short() {
+    if std::env::var_os("GPUREAP_TEST_VM").is_some() {
+        skip("a_wrong_count_is_found_and_made_short", "it asks nothing of the kernel");
+        return;
+    }
     let bench = Shared::new(&devices());
     let mut stage = Stage::new(&bench).impatient();
     let mut steps = sequence(3, Script { steps: 30, ..script() });
