@@ -268,7 +268,7 @@ fn pack(options: &Options, artifacts: &Artifacts, work: &Path) -> Result<PathBuf
 
 /// About processes, files and other programs rather than the kernel: the machine that we run on is as good, and quicker.
 /// `--test` runs them in a virtual machine all the same.
-const NATIVE_ONLY: [&str; 5] = ["blockers", "choosing", "durability", "recipes", "units"];
+const NATIVE_ONLY: [&str; 6] = ["blockers", "choosing", "durability", "faults", "recipes", "units"];
 
 /// The shell and its company, for tests that run commands. Our own programs keep their names.
 fn busybox(tree: &mut Initramfs) -> Result<()> {
