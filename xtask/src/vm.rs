@@ -381,7 +381,7 @@ fn pack(selection: &Selection, artifacts: &Artifacts, work: &Path) -> Result<Pat
 
 /// About processes, files and other programs rather than the kernel: the machine that we run on is as good, and quicker.
 /// `--test` runs them in a virtual machine all the same.
-const NATIVE_ONLY: [&str; 6] = ["blockers", "choosing", "durability", "recipes", "top", "units"];
+const NATIVE_ONLY: [&str; 7] = ["blockers", "choosing", "durability", "faults", "recipes", "top", "units"];
 
 /// The shell and its company, for tests that run commands. Our own programs keep their names.
 pub(crate) fn busybox(tree: &mut Initramfs) -> Result<()> {

@@ -234,7 +234,9 @@ impl KernelEyes {
                 return self.swept_view(Source::Map);
             }
         }
-        let state = resync::read_maps(&self.handles).context("read the pinned maps")?;
+        let mut state = resync::read_maps(&self.handles).context("read the pinned maps")?;
+        // What was open on a device that is in the table no more, as after a reload of the driver, is of another device.
+        state.retain_slots(&|slot| self.devices.get(slot).is_some());
         let records = if join::needs_sweep(&state) {
             self.handles.sweep(Tasks::All)?
         } else {

@@ -18,6 +18,14 @@ pub struct MapState {
     pub procs: Procs,
 }
 
+impl MapState {
+    /// Forgets what is told of other slots.
+    pub fn retain_slots(&mut self, known: &dyn Fn(Slot) -> bool) {
+        self.holders.retain(|(key, _)| known(key.slot));
+        self.files.retain(|_, file| known(file.slot));
+    }
+}
+
 /// Device files by the address of their `struct file`.
 pub type Files = HashMap<u64, File>;
 
