@@ -47,7 +47,10 @@ fn killed_while_it_starts(bench: &Bench, dice: &mut Dice, rounds: usize, adopts:
     let begun = Instant::now();
     let mut daemon = bench.daemon();
     let start = begun.elapsed();
-    let mut scene = Scene::start("churn", DEV, &["51", "200"]);
+    // A churn leaves descriptors in flight. Those of a time without a tracer are out of the sight of any snapshot, which
+    // `gate` says of all.
+    let churns = adopts || bench.backend == "gate";
+    let mut scene = if churns { Scene::start("churn", DEV, &["51", "200"]) } else { Scene::start("plain", DEV, &[]) };
     bench.expect_truth(&scene, &[]);
     let mut met = (0, 0);
     for round in 0..rounds {
@@ -56,7 +59,9 @@ fn killed_while_it_starts(bench: &Bench, dice: &mut Dice, rounds: usize, adopts:
         } else {
             daemon.stop();
         }
-        scene.resume();
+        if churns {
+            scene.resume();
+        }
         let mut child =
             bench.command(&["daemon"]).stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("start the daemon");
         // The first half of a start from nothing is the reading of the kernel's types.
@@ -66,7 +71,9 @@ fn killed_while_it_starts(bench: &Bench, dice: &mut Dice, rounds: usize, adopts:
         let half = bench.pins().join("new").exists();
         met = (met.0 + usize::from(half), met.1 + bench.sets().len());
         note(&format!("round {round}: killed after {delay:?} of {start:?}, half a set: {half}"));
-        scene.pause();
+        if churns {
+            scene.pause();
+        }
         let seen = bench.expect_truth(&scene, &[]);
         assert_eq!(seen.source == "map", bench.sets().len() == 1, "half a set is not believed: {:#}", seen.json);
         assert!(!adopts || seen.source == "map", "the set from before is there all the time");
