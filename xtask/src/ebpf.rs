@@ -182,9 +182,6 @@ pub(crate) fn build(choice: Choice) -> Result<Record> {
             .arg("build")
             .args(toolchain.target_args())
             .env("CARGO_ENCODED_RUSTFLAGS", encoded_rustflags()?)
-            // The profile's is for user space; bpf-linker optimises the whole in any case.
-            .env("CARGO_PROFILE_RELEASE_LTO", "false")
-            .env("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "16")
             .env("CARGO_TARGET_BPFEL_UNKNOWN_NONE_LINKER", &linker),
     )?;
 

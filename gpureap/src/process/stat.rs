@@ -170,7 +170,7 @@ mod tests {
             assert_eq!(gpureap_common::fence::ticks(start_ns), ticks, "as the kernel's programs divide");
             assert!(stat.started_at(start_ns) && stat.started_at(start_ns + tick_ns() - 1));
             // Another one, whose start has the same lower half.
-            assert!(!stat.started_at(start_ns ^ (1 << 32) * tick_ns()));
+            assert!(!stat.started_at(start_ns ^ ((1 << 32) * tick_ns())));
             assert!(!same_start(start_ns, start_ns + (1 << 32) * tick_ns()));
         }
     }

@@ -100,21 +100,21 @@ impl Binary {
 
 /// The gpureap that users get.
 fn build_gpureap() -> Result<PathBuf> {
-    let arguments = ["build", "--release", "--locked", "--package", "gpureap", "--bin", "gpureap"];
+    let arguments = ["build", "--profile", "dist", "--locked", "--package", "gpureap", "--bin", "gpureap"];
     process::run(process::cargo().args(arguments))?;
-    Ok(release().join("gpureap"))
+    Ok(dist().join("gpureap"))
 }
 
 /// The measurement from inside, through the library.
 fn build_lookup() -> Result<PathBuf> {
-    let arguments = ["build", "--release", "--locked", "--package", "gpureap", "--example", "lookup_time"];
+    let arguments = ["build", "--profile", "dist", "--locked", "--package", "gpureap", "--example", "lookup_time"];
     process::run(process::cargo().args(arguments))?;
-    Ok(release().join("examples/lookup_time"))
+    Ok(dist().join("examples/lookup_time"))
 }
 
-fn release() -> PathBuf {
+fn dist() -> PathBuf {
     let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| "target".into(), PathBuf::from);
-    root().join(target).join("release")
+    root().join(target).join("dist")
 }
 
 fn check_tools() -> Result<()> {
