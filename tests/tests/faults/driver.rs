@@ -44,9 +44,12 @@ impl Driver {
 
     /// What /proc/devices says of the driver from now on.
     fn load(&self, lines: &[(u32, &str)]) {
-        let lines: String = lines.iter().map(|(major, name)| format!("{major:3} {name}\n")).collect();
-        fs::write(&self.devices, format!("Character devices:\n  1 mem\n{lines}\nBlock devices:\n  7 loop\n"))
-            .expect("write");
+        let lines: Vec<String> = lines.iter().map(|(major, name)| format!("{major:3} {name}\n")).collect();
+        fs::write(
+            &self.devices,
+            format!("Character devices:\n  1 mem\n{}\nBlock devices:\n  7 loop\n", lines.concat()),
+        )
+        .expect("write");
     }
 
     /// A node of this name, as udev makes it.
