@@ -392,7 +392,7 @@ fn read(path: &Path) -> anyhow::Result<io::Result<String>> {
     if rustix::process::geteuid().is_root() {
         match trust::place(path) {
             Ok(_) => {}
-            Err(Distrust::Io { source, .. }) => return Ok(Err(source)),
+            Err(Distrust::Io { error, .. }) => return Ok(Err(error)),
             Err(error) => {
                 return Err(Failure::usage(error.to_string())).context("root does not believe the config file");
             }

@@ -109,7 +109,7 @@ fn make_for_all(run: &Path) -> Result<PathBuf, Distrust> {
     let is_new = fs::symlink_metadata(run).is_err();
     let run = trust::make_directory(run, 0o755)?;
     if is_new {
-        let io = |source| Distrust::Io { path: run.display().to_string(), source };
+        let io = |error| Distrust::Io { path: run.display().to_string(), error };
         fs::set_permissions(&run, fs::Permissions::from_mode(0o755)).map_err(io)?;
     }
     Ok(run)

@@ -37,3 +37,31 @@ impl Failure {
 pub fn exit_of(error: &anyhow::Error) -> Exit {
     error.chain().find_map(|cause| cause.downcast_ref::<Failure>()).map_or(Exit::Internal, |failure| failure.exit)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+
+    use crate::{
+        api::{client::Unanswered, socket::Refused},
+        bpf::handles::PinError,
+        trust::Distrust,
+    };
+
+    /// A message that names its cause has no source besides: printed with its chain, it would say so twice.
+    #[test]
+    fn a_cause_is_told_once() {
+        let path = || "/run/x".to_owned();
+        let error = || io::Error::from(io::ErrorKind::NotFound);
+        for told in [
+            anyhow::Error::from(Unanswered::Absent { path: path(), error: error() }),
+            Unanswered::Broken { path: path(), error: error() }.into(),
+            Refused::Io { path: path(), error: error() }.into(),
+            PinError::Io { path: path(), error: error() }.into(),
+            Distrust::Io { path: path(), error: error() }.into(),
+        ] {
+            let text = format!("{told:#}");
+            assert_eq!(text.matches("not found").count(), 1, "{text}");
+        }
+    }
+}

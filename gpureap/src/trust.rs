@@ -25,8 +25,8 @@ pub enum Distrust {
     Writable { path: String },
     #[error("{path} has too many symbolic links")]
     Links { path: String },
-    #[error("{path}: {source}")]
-    Io { path: String, source: io::Error },
+    #[error("{path}: {error}")]
+    Io { path: String, error: io::Error },
 }
 
 fn own() -> u32 {
@@ -52,7 +52,7 @@ pub fn make_directory(path: &Path, mode: u32) -> Result<PathBuf, Distrust> {
         .recursive(true)
         .mode(mode)
         .create(path)
-        .map_err(|source| Distrust::Io { path: path.display().to_string(), source })?;
+        .map_err(|error| Distrust::Io { path: path.display().to_string(), error })?;
     place(path)
 }
 
@@ -73,13 +73,13 @@ fn is_ours(path: &Path, meta: &Metadata) -> Result<(), Distrust> {
 }
 
 fn lstat(path: &Path) -> Result<Metadata, Distrust> {
-    fs::symlink_metadata(path).map_err(|source| Distrust::Io { path: path.display().to_string(), source })
+    fs::symlink_metadata(path).map_err(|error| Distrust::Io { path: path.display().to_string(), error })
 }
 
 /// Goes the way step by step and checks each.
 fn resolve(path: &Path) -> Result<PathBuf, Distrust> {
     let absolute =
-        std::path::absolute(path).map_err(|source| Distrust::Io { path: path.display().to_string(), source })?;
+        std::path::absolute(path).map_err(|error| Distrust::Io { path: path.display().to_string(), error })?;
     let names = |path: &Path| -> Vec<OsString> {
         let normal = |component| match component {
             Component::Normal(name) => Some(name.to_owned()),
@@ -105,7 +105,7 @@ fn resolve(path: &Path) -> Result<PathBuf, Distrust> {
                 return Err(Distrust::Links { path: path.display().to_string() });
             }
             let target =
-                fs::read_link(&next).map_err(|source| Distrust::Io { path: next.display().to_string(), source })?;
+                fs::read_link(&next).map_err(|error| Distrust::Io { path: next.display().to_string(), error })?;
             if target.is_absolute() {
                 at = PathBuf::from("/");
             }

@@ -145,7 +145,7 @@ impl Server {
         let path = super::path(run);
         let (listener, file) = socket::listen(&path)?;
         let listener = UnixListener::from_std(listener)
-            .map_err(|source| Refused::Io { path: path.display().to_string(), source })?;
+            .map_err(|error| Refused::Io { path: path.display().to_string(), error })?;
         // Each client has at most one request on its way.
         let (sender, asks) = mpsc::channel(MAX_CLIENTS);
         let (bursts, burst) = watch::channel(0);

@@ -20,8 +20,8 @@ pub enum Refused {
     Foreign { path: String },
     #[error("another process answers on {path}; its socket is left to it")]
     Taken { path: String },
-    #[error("{path}: {source}")]
-    Io { path: String, source: io::Error },
+    #[error("{path}: {error}")]
+    Io { path: String, error: io::Error },
 }
 
 /// The file of a listening socket; dropped, it is removed if it is still the same.
@@ -47,7 +47,7 @@ fn identity(path: &Path) -> io::Result<(u64, u64)> {
 /// bind(2) nor unlink(2) follows one and nobody else can put one there in between.
 pub fn listen(path: &Path) -> Result<(UnixListener, SocketFile), Refused> {
     let text = || path.display().to_string();
-    let io = |source| Refused::Io { path: text(), source };
+    let io = |error| Refused::Io { path: text(), error };
     let directory = path.parent().unwrap_or(Path::new("/"));
     let meta = fs::metadata(directory).map_err(io)?;
     let own = rustix::process::geteuid().as_raw();

@@ -34,8 +34,8 @@ pub const MAPS: &[(&str, usize, usize)] = &[
 /// Why pinned maps cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub enum PinError {
-    #[error("{path}: {source}")]
-    Io { path: String, source: io::Error },
+    #[error("{path}: {error}")]
+    Io { path: String, error: io::Error },
     #[error(
         "{path} is not gpureap's: its keys and values have {found_key} and {found_value} bytes, expected {key} and {value}"
     )]
@@ -138,7 +138,7 @@ impl Maps {
 pub(super) fn pinned_map(dir: &Path, name: &str, key: usize, value: usize) -> Result<OwnedFd, PinError> {
     let path = dir.join(name);
     let at = || path.display().to_string();
-    let io = |source| PinError::Io { path: at(), source };
+    let io = |error| PinError::Io { path: at(), error };
     let map = sys::get(&path).map_err(io)?;
     let shape = sys::map_shape(map.as_fd()).map_err(io)?;
     if shape.key_size as usize != key || shape.value_size as usize != value {
@@ -152,7 +152,7 @@ pub(super) fn pinned_map(dir: &Path, name: &str, key: usize, value: usize) -> Re
 pub(super) fn check_meta(meta: BorrowedFd<'_>, dir: &Path) -> Result<(), PinError> {
     let path = || dir.display().to_string();
     let Meta { magic, abi, .. } =
-        sys::lookup::<u32, Meta>(meta, &0).map_err(|source| PinError::Io { path: path(), source })?.unwrap_or_default();
+        sys::lookup::<u32, Meta>(meta, &0).map_err(|error| PinError::Io { path: path(), error })?.unwrap_or_default();
     match (magic, abi) {
         (MAGIC, ABI_VERSION) => Ok(()),
         (MAGIC, found) => Err(PinError::Abi { path: path(), found }),
@@ -162,7 +162,7 @@ pub(super) fn check_meta(meta: BorrowedFd<'_>, dir: &Path) -> Result<(), PinErro
 
 /// A map of a loaded object.
 pub(super) fn object_map(ebpf: &Ebpf, name: &str) -> Result<OwnedFd, PinError> {
-    let io = |source| PinError::Io { path: format!("map {name}"), source };
+    let io = |error| PinError::Io { path: format!("map {name}"), error };
     let map = ebpf.map(name).ok_or_else(|| io(io::ErrorKind::NotFound.into()))?;
     let (Map::Array(data) | Map::HashMap(data) | Map::LruHashMap(data) | Map::PerCpuArray(data) | Map::RingBuf(data)) =
         map
@@ -222,12 +222,12 @@ impl Handles {
         let programs = dir.join(PROGRAMS);
         let get = |name: &str| {
             let path = programs.join(name);
-            sys::get(&path).map_err(|source| PinError::Io { path: path.display().to_string(), source })
+            sys::get(&path).map_err(|error| PinError::Io { path: path.display().to_string(), error })
         };
         let links = dir.join(LINKS);
         let mut attached = Vec::new();
         let listing =
-            std::fs::read_dir(&links).map_err(|source| PinError::Io { path: links.display().to_string(), source })?;
+            std::fs::read_dir(&links).map_err(|error| PinError::Io { path: links.display().to_string(), error })?;
         for entry in listing.flatten() {
             let name = entry.file_name().to_string_lossy().into_owned();
             let program = get(&name)?;

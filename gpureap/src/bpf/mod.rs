@@ -48,7 +48,7 @@ pub fn open_eyes(
 /// A directory that somebody else could have made, or changed.
 pub(crate) fn distrusted(error: Distrust) -> anyhow::Error {
     match error {
-        Distrust::Io { path, source } => denied_or(path.as_ref(), source),
+        Distrust::Io { path, error } => denied_or(path.as_ref(), error),
         Distrust::Owner { .. } | Distrust::Writable { .. } | Distrust::Links { .. } => {
             Failure::unsupported(error.to_string()).into()
         }

@@ -90,7 +90,7 @@ pub fn check_root(root: &Path) -> anyhow::Result<()> {
     }
     match trust::place(root) {
         Ok(_) => Ok(()),
-        Err(Distrust::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(Distrust::Io { error, .. }) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         Err(error) => Err(distrusted(error)),
     }
 }

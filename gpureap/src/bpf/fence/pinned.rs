@@ -377,7 +377,7 @@ impl Lock {
     fn take(root: &Path) -> anyhow::Result<Option<Self>> {
         match trust::place(root) {
             Ok(_) => {}
-            Err(Distrust::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(Distrust::Io { error, .. }) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(distrusted(error)),
         }
         let dir = root.join(pins::FENCE);
