@@ -1,6 +1,9 @@
 //! The churn oracle: random workloads of many processes, after each pause of which the map, a full sweep and the truth are
 //! the same. `GPUREAP_CHURN_SEEDS=FROM..TO` plays other seeds than the few that are always played.
-use std::{fs, path::Path};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
 
 use gpureap::{bpf::resync::mark_mapped, model::ProcKey};
 use gpureap_tests::{
@@ -74,7 +77,9 @@ fn what_once_went_wrong_is_right() {
     let bench = Shared::new(&devices());
     let mut stage = Stage::new(&bench);
     let rings = script().rings;
-    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/churn");
+    let fixtures = std::env::var_os("GPUREAP_FIXTURES")
+        .map_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures"), PathBuf::from);
+    let directory = fixtures.join("churn");
     let mut files: Vec<_> =
         fs::read_dir(&directory).expect("the sequences").flatten().map(|entry| entry.path()).collect();
     files.sort();

@@ -1,7 +1,7 @@
 //! `gpureap top` on a real terminal: what it shows, and what its keys do to real processes.
 use std::{fs, os::unix::fs::PermissionsExt as _};
 
-use gpureap_tests::harness::{Bench, Device, Player, Role, Tmux, anybody, skip};
+use gpureap_tests::harness::{Bench, Device, Player, Role, Tmux, anybody, skip, sys};
 
 /// Held by next to nobody, so whoever holds it may be killed.
 const NODE: &str = "/dev/full";
@@ -157,4 +157,17 @@ fn without_a_terminal_it_says_so() {
     let Some(bench) = bench("without_a_terminal_it_says_so") else { return };
     let output = bench.run(&["top"]).expect_code(2);
     assert!(output.complaint().contains("top needs a terminal"), "{output:?}");
+}
+
+#[test]
+fn a_signal_gives_the_terminal_back() {
+    let Some(bench) = bench("a_signal_gives_the_terminal_back") else { return };
+    for signal in [libc::SIGTERM, libc::SIGHUP, libc::SIGINT] {
+        let screen = top(&bench, &[], 80, 24);
+        screen.expect_text("nobody holds a GPU");
+        assert!(screen.is_taken());
+        sys::kill(screen.program(), signal);
+        screen.expect_text("it ended with 0");
+        assert!(!screen.is_taken(), "after signal {signal}");
+    }
 }

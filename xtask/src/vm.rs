@@ -80,6 +80,10 @@ pub(crate) const SETS: [&str; 3] = ["kprobe", "fentry", "gate"];
 /// everywhere: `gate` runs natively in the same tests, and everything everywhere is what `cargo xtask matrix` is for.
 const CONTINUOUS: [(&str, &[&str]); 2] = [("6.1", &["kprobe"]), ("6.12", &["fentry"])];
 
+/// Of the tests that depend on no probe set, those that the continuous tests leave out on a kernel: the other one has them.
+const ELSEWHERE: [(&str, &[&str]); 2] =
+    [("6.1", &["fence", "socket", "trust"]), ("6.12", &["actor_truth", "hostile", "waiting"])];
+
 impl Options {
     /// What the continuous tests run: all that is on by default.
     pub(crate) fn everything() -> Self {
@@ -101,10 +105,19 @@ impl Options {
                 append: self.append.clone(),
                 backends: if self.backends.is_empty() { usual() } else { self.backends.clone() },
                 refused: Vec::new(),
+                left_out: &[],
             })
         };
         if self.kernels.is_empty() {
-            return CONTINUOUS.iter().map(|(kernel, usual)| machine(kernel, usual)).collect();
+            let mut machines: Vec<Machine> =
+                CONTINUOUS.iter().map(|(kernel, usual)| machine(kernel, usual)).collect::<Result<_>>()?;
+            if self.selection.tests.is_empty() {
+                for machine in &mut machines {
+                    let others = ELSEWHERE.iter().find(|(kernel, _)| *kernel == machine.name);
+                    machine.left_out = others.map_or(&[], |(_, tests)| tests);
+                }
+            }
+            return Ok(machines);
         }
         self.kernels.iter().map(|kernel| machine(kernel, &SETS)).collect()
     }
@@ -120,6 +133,8 @@ pub(crate) struct Machine {
     pub(crate) backends: Vec<String>,
     /// Sets that gpureap has to refuse there
     pub(crate) refused: Vec<String>,
+    /// Test executables that do not run there
+    pub(crate) left_out: &'static [&'static str],
 }
 
 impl Machine {
@@ -129,6 +144,7 @@ impl Machine {
         words.push("--".to_owned());
         words.extend(self.backends.iter().map(|backend| format!("backend={backend}")));
         words.extend(self.refused.iter().map(|backend| format!("refused={backend}")));
+        words.extend(self.left_out.iter().map(|test| format!("without={test}")));
         words
     }
 }
@@ -366,10 +382,12 @@ fn pack(selection: &Selection, artifacts: &Artifacts, work: &Path) -> Result<Pat
     }
     ensure!(packed > 0, "no test executable is called {}", tests.join(" or "));
     if let Some(directory) = artifacts::fixtures() {
-        for entry in WalkDir::new(directory) {
+        for entry in WalkDir::new(&directory) {
             let entry = entry?;
             if entry.file_type().is_file() {
-                tree.program(&entry.path().display().to_string(), entry.path())?;
+                // Not where the checkout has them: that may be a place where the machine mounts something.
+                let inside = Path::new("fixtures").join(entry.path().strip_prefix(&directory)?);
+                tree.program(&inside.display().to_string(), entry.path())?;
             }
         }
     }
@@ -381,7 +399,8 @@ fn pack(selection: &Selection, artifacts: &Artifacts, work: &Path) -> Result<Pat
 
 /// About processes, files and other programs rather than the kernel: the machine that we run on is as good, and quicker.
 /// `--test` runs them in a virtual machine all the same.
-const NATIVE_ONLY: [&str; 7] = ["blockers", "choosing", "durability", "faults", "recipes", "top", "units"];
+const NATIVE_ONLY: [&str; 8] =
+    ["blockers", "choosing", "durability", "faults", "gpureap_tests", "recipes", "top", "units"];
 
 /// The shell and its company, for tests that run commands. Our own programs keep their names.
 pub(crate) fn busybox(tree: &mut Initramfs) -> Result<()> {
@@ -520,5 +539,9 @@ mod tests {
         let tested = |set: &str| machines.iter().any(|machine| machine.backends.iter().any(|backend| backend == set));
         // `gate` runs natively.
         assert!(tested("kprobe") && tested("fentry"));
+        let left_out = |test: &str| machines.iter().filter(|machine| machine.left_out.contains(&test)).count();
+        for test in machines.iter().flat_map(|machine| machine.left_out) {
+            assert_eq!(left_out(test), 1, "{test} runs somewhere");
+        }
     }
 }

@@ -8,6 +8,7 @@ use std::{
 };
 
 use gpureap_common::abi::ABI_VERSION;
+use rustix::io::Errno;
 
 use super::{denied_or, distrusted, handles, load, object};
 use crate::{
@@ -25,6 +26,9 @@ const UNFINISHED: &str = "new";
 /// Begins the name of a set that is being removed. A reader that met one half removed would find maps without links: counts
 /// that stand still.
 const RETIRED: &str = "old-";
+
+/// To make a directory that others take away.
+const ATTEMPTS: usize = 1000;
 
 /// The pinned fence, which no tracer touches (`bpf/fence/pinned.rs`).
 pub const FENCE: &str = "fence";
@@ -79,9 +83,11 @@ pub fn list(root: &Path) -> io::Result<(Vec<Set>, Vec<PathBuf>)> {
 
 /// Checks that pins can be made under `root`, and that what is there is nobody else's.
 pub fn check_root(root: &Path) -> anyhow::Result<()> {
-    let parent = root.ancestors().find(|path| path.exists()).unwrap_or(Path::new("/"));
-    let kind = rustix::fs::statfs(parent).map_err(|error| denied_or(parent, error.into()))?.f_type;
-    if kind != BPF_FS {
+    let found = root.ancestors().find_map(|path| match rustix::fs::statfs(path) {
+        Err(Errno::NOENT) => None,
+        result => Some(result.map_err(|error| denied_or(path, error.into()))),
+    });
+    if found.transpose()?.is_none_or(|found| found.f_type != BPF_FS) {
         return Err(Failure::unsupported(format!(
             "{} is not on a bpf file system: mount -t bpf bpf /sys/fs/bpf",
             root.display()
@@ -99,8 +105,19 @@ pub fn check_root(root: &Path) -> anyhow::Result<()> {
 /// and what is in here is removed by name. Nobody else may open it, as whoever can could hold its lock.
 pub fn make_root(root: &Path) -> anyhow::Result<()> {
     check_root(root)?;
-    let real = trust::make_directory(root, 0o700).map_err(distrusted)?;
-    fs::set_permissions(&real, fs::Permissions::from_mode(0o700)).map_err(|error| denied_or(root, error))
+    let gone = |error: &io::Error| error.kind() == io::ErrorKind::NotFound;
+    // Whoever takes the last set or fence away takes the directory with it, perhaps at this moment.
+    for _ in 0..ATTEMPTS {
+        match trust::make_directory(root, 0o700) {
+            Err(Distrust::Io { error, .. }) if gone(&error) => {}
+            Err(error) => return Err(distrusted(error)),
+            Ok(real) => match fs::set_permissions(&real, fs::Permissions::from_mode(0o700)) {
+                Err(error) if gone(&error) => {}
+                result => return result.map_err(|error| denied_or(root, error)),
+            },
+        }
+    }
+    Err(Failure::unsupported(format!("{} goes as often as it is made", root.display())).into())
 }
 
 /// Where a set is made before it gets its name.

@@ -115,6 +115,9 @@ pub fn perform(stage: &Stage, watch: &dyn Watch, program: &Path, story: &mut Sto
     fuser(story, &cast, &stage.nodes())?;
 
     story.title("5. gpureap reap --grace 1s")?;
+    if let Some(recording) = &recording {
+        recording.until_known(&holders.iter().map(|holder| holder.key.tgid).collect())?;
+    }
     let report = reap(stage, eyes, &cast, &slots, devices.list())?;
     story.table(&text::report(&report))?;
     check_reap(story, &mut cast, &report, &stage.config.paths.state)?;

@@ -1,6 +1,7 @@
 //! The demo's own flight recorder: what the daemon does with the ring, in a thread, for as long as the story lasts.
 
 use std::{
+    collections::BTreeSet,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -16,6 +17,7 @@ use crate::{
     history::{
         build::{self, Ask},
         report::Report,
+        rows::{HoldOrigin, HoldRow},
     },
     host::Host,
     journal::{self, Question},
@@ -60,6 +62,23 @@ impl Recording {
             }
         })?;
         Ok(Self { config: config.clone(), host, recorder, stop, pump })
+    }
+
+    /// Until these processes were looked at. A record of a host with `gate` knows who has inherited only by looking, some
+    /// milliseconds after a fork, and this story is told faster than that.
+    pub fn until_known(&self, pids: &BTreeSet<u32>) -> anyhow::Result<()> {
+        let question = Question { since: Some(self.host.now), ..Question::default() };
+        let until = Instant::now() + PATIENCE;
+        loop {
+            let records = journal::read(&self.config.paths.journal(), &question)?;
+            let holds = records.iter().flat_map(|record| &record.holds);
+            let seen = |hold: &&HoldRow| hold.origin != HoldOrigin::Unconfirmed;
+            let known: BTreeSet<u32> = holds.filter(seen).map(|hold| hold.key.pid).collect();
+            if pids.is_subset(&known) || Instant::now() > until {
+                return Ok(());
+            }
+            thread::sleep(PAUSE);
+        }
     }
 
     /// What is written of the story, once all that it tells of is over.

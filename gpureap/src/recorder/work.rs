@@ -95,7 +95,8 @@ pub(super) struct Work {
     reads_log: bool,
     /// As of the last look at it.
     kept: Status,
-    journal_fails: bool,
+    /// Why it cannot be written, as it was told last.
+    journal_fails: Option<String>,
     /// The last look did.
     look_fails: bool,
     /// When the journal was last told all that is held.
@@ -130,7 +131,7 @@ impl Work {
             look_fails: false,
             wall_offset_ns: wall_offset_ns(),
             // Said at the start.
-            journal_fails: keep.status().last_error.is_some(),
+            journal_fails: keep.status().last_error,
             keep,
             told,
             counts,
@@ -453,15 +454,20 @@ impl Work {
             self.keep.keep(Change::Clock { wall_offset_ns: self.wall_offset_ns });
             self.told_at = Some(Instant::now());
             // What fails from here on is news.
-            self.journal_fails = false;
+            self.journal_fails = None;
             return;
         }
         let fails = self.kept.last_error.is_some() || self.kept.dropped != before.dropped;
-        if fails && !std::mem::replace(&mut self.journal_fails, fails) {
-            let why = self.kept.last_error.as_deref().unwrap_or("its disk is too slow");
-            tracing::warn!("the journal cannot be written: {why}");
+        if !fails {
+            self.journal_fails = None;
+            return;
         }
-        self.journal_fails = fails;
+        // Records may be dropped for a while before the reason is known: each reason is told.
+        let why = self.kept.last_error.as_deref().unwrap_or("its disk is too slow");
+        if self.journal_fails.as_deref() != Some(why) {
+            tracing::warn!("the journal cannot be written: {why}");
+            self.journal_fails = Some(why.to_owned());
+        }
     }
 
     fn follow_clock(&mut self) {

@@ -55,8 +55,8 @@ pub fn run(args: &TopArgs, global: &Global, config: &Config) -> anyhow::Result<E
     let mut screen = Screen { app, palette, config, global, look, out };
     // It puts the terminal back also when this panics.
     let terminal = ratatui::try_init()?;
-    let ended =
-        source::terminal(screen.out.clone()).map_err(Into::into).and_then(|()| screen.serve(terminal, &messages));
+    let watched = source::signals(screen.out.clone()).and_then(|()| source::terminal(screen.out.clone()));
+    let ended = watched.map_err(Into::into).and_then(|()| screen.serve(terminal, &messages));
     ratatui::try_restore()?;
     ended?;
     Ok(Exit::Done)

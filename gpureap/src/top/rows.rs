@@ -222,7 +222,7 @@ impl Sort {
             Self::Memory => Reverse(a.memory).cmp(&Reverse(b.memory)),
             Self::Held => Reverse(a.held).cmp(&Reverse(b.held)),
             Self::Files => Reverse(a.fds + a.maps).cmp(&Reverse(b.fds + b.maps)),
-            Self::Pid => Ordering::Equal,
+            Self::Pid => a.who.cmp(&b.who),
             Self::User => a.user.cmp(&b.user),
         }
     }
@@ -291,6 +291,7 @@ mod tests {
             (None, "", Sort::Gpu, false, vec![(4711, 0), (4711, 1), (4800, 1), (900, 9)]),
             (None, "", Sort::Gpu, true, vec![(900, 9), (4711, 1), (4800, 1), (4711, 0)]),
             (None, "", Sort::Pid, false, vec![(900, 9), (4711, 0), (4711, 1), (4800, 1)]),
+            (None, "", Sort::Pid, true, vec![(4800, 1), (4711, 0), (4711, 1), (900, 9)]),
             (None, "", Sort::Memory, false, vec![(4711, 0), (900, 9), (4711, 1), (4800, 1)]),
             (None, "", Sort::Held, false, vec![(900, 9), (4711, 0), (4711, 1), (4800, 1)]),
             (None, "", Sort::Files, false, vec![(4711, 0), (4800, 1), (4711, 1), (900, 9)]),

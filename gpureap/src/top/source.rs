@@ -11,6 +11,7 @@ use std::{
 };
 
 use ratatui::crossterm::event;
+use tokio::signal::unix::{SignalKind, signal};
 
 use super::{
     app::{Deed, TTL},
@@ -39,7 +40,7 @@ pub(super) enum Message {
     /// There will be none.
     NoEvents(String),
     Terminal(event::Event),
-    /// The terminal is gone.
+    /// The terminal is gone, or a signal ends this.
     Closed,
     Done(String),
 }
@@ -148,6 +149,30 @@ pub(super) fn terminal(out: SyncSender<Message>) -> io::Result<()> {
             if out.send(message).is_err() || last {
                 return;
             }
+        }
+    })
+}
+
+/// Signals that end a program: the terminal is put back first.
+pub(super) fn signals(out: SyncSender<Message>) -> io::Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    start("signals", move || {
+        let next = runtime.block_on(async {
+            let mut terminate = signal(SignalKind::terminate())?;
+            let mut hangup = signal(SignalKind::hangup())?;
+            let mut interrupt = signal(SignalKind::interrupt())?;
+            let mut quit = signal(SignalKind::quit())?;
+            tokio::select! {
+                _ = terminate.recv() => {}
+                _ = hangup.recv() => {}
+                _ = interrupt.recv() => {}
+                _ = quit.recv() => {}
+            }
+            io::Result::Ok(())
+        });
+        match next {
+            Ok(()) => drop(out.send(Message::Closed)),
+            Err(error) => tracing::debug!(%error, "signals are not watched"),
         }
     })
 }

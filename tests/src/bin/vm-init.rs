@@ -125,6 +125,7 @@ fn run_all(channel: &mut PipeWriter) -> Result<bool> {
     let backends: Vec<&str> = words.iter().filter_map(|word| word.strip_prefix("backend=")).collect();
     ensure!(!backends.is_empty(), "no probe set is asked for in {words:?}");
     let refused: Vec<&str> = words.iter().filter_map(|word| word.strip_prefix("refused=")).collect();
+    let left_out: Vec<&str> = words.iter().filter_map(|word| word.strip_prefix("without=")).collect();
     let mut executables: Vec<PathBuf> =
         fs::read_dir("/tests")?.map(|entry| Ok(entry?.path())).collect::<Result<_>>()?;
     executables.sort();
@@ -134,7 +135,7 @@ fn run_all(channel: &mut PipeWriter) -> Result<bool> {
         for executable in &executables {
             let name = executable.file_name().unwrap_or_default().to_string_lossy();
             let of_probes = OF_PROBES.iter().any(|test| name.starts_with(test));
-            if position > 0 && !of_probes {
+            if position > 0 && !of_probes || left_out.contains(&name.as_ref()) {
                 continue;
             }
             writeln!(channel, "vm: run {backend} {name}")?;
@@ -149,6 +150,7 @@ fn run_all(channel: &mut PipeWriter) -> Result<bool> {
                 .env("RUST_BACKTRACE", "1")
                 .env("GPUREAP_BIN", "/bin/gpureap")
                 .env("GPUREAP_ACTOR", "/bin/gpureap-actor")
+                .env("GPUREAP_FIXTURES", "/fixtures")
                 // Nothing else runs here that the kernel could choose.
                 .env("GPUREAP_ALLOW_OOM", "1")
                 .env("GPUREAP_TEST_BACKEND", backend)

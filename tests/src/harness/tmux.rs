@@ -7,7 +7,7 @@ use std::{
 
 use tempfile::TempDir;
 
-use super::PATIENCE;
+use super::{PATIENCE, Pid};
 
 /// A tmux server of its own, with one window. It ends with this.
 pub struct Tmux {
@@ -54,6 +54,20 @@ impl Tmux {
     pub fn keys(&self, keys: &[&str]) {
         let status = self.command().arg("send-keys").args(keys).status();
         assert!(status.expect("send keys").success(), "tmux takes the keys {keys:?}");
+    }
+
+    /// The program in the window.
+    pub fn program(&self) -> Pid {
+        let output = self.command().args(["list-panes", "-F", "#{pane_pid}"]).output().expect("ask for the pane");
+        let shell = String::from_utf8_lossy(&output.stdout).trim().to_owned();
+        let children = std::fs::read_to_string(format!("/proc/{shell}/task/{shell}/children")).expect("its children");
+        children.split_whitespace().next().and_then(|pid| pid.parse().ok()).expect("one child")
+    }
+
+    /// Whether the window shows the other screen, that programs take and give back.
+    pub fn is_taken(&self) -> bool {
+        let output = self.command().args(["display", "-p", "#{alternate_on}"]).output().expect("ask for the screen");
+        String::from_utf8_lossy(&output.stdout).trim() == "1"
     }
 
     pub fn resize(&self, columns: u16, lines: u16) {

@@ -73,7 +73,7 @@ struct Thread {
     table: TableId,
 }
 
-/// All there is. Files and sockets live as long as something in here leads to them; see [`Model::files`].
+/// All there is. Files and sockets live as long as something in here leads to them; see `files`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Model {
     processes: BTreeMap<Task, Process>,

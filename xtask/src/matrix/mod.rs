@@ -107,6 +107,7 @@ fn run(options: &Options, results: &mut Results, save: impl Fn(&Results) -> Resu
                 append: row.append.iter().map(|&word| word.to_owned()).collect(),
                 backends: SETS.map(str::to_owned).to_vec(),
                 refused: row.refused.iter().map(|&set| set.to_owned()).collect(),
+                left_out: &[],
             })
         })
         .collect::<Result<Vec<_>>>()?;

@@ -36,6 +36,7 @@ const PEERS: usize = 128;
 /// Time after which another signal is another reason to look at them, and within which the deaths of a job are one.
 const AGAIN_NS: u64 = 10 * NANOS;
 const SAME_MOMENT_NS: u64 = NANOS;
+
 impl Work {
     pub(super) fn look_soon(&mut self, tgid: u32) {
         let at = Instant::now() + LOOKS[0];
