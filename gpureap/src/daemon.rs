@@ -210,6 +210,8 @@ impl Daemon<'_> {
                 _ = sweep.tick() => {
                     self.follow_driver(false)?;
                     self.resync("period")?;
+                    // Whatever the recorder missed, as while it had no descriptors, it finds now.
+                    self.recorder.look();
                 }
                 _ = watchdog_timer.tick(), if watchdog.is_some() => notify(&[NotifyState::Watchdog]),
                 () = kernel_lines(&mut kernel_log) => {}

@@ -111,7 +111,7 @@ impl Options {
         if self.kernels.is_empty() {
             let mut machines: Vec<Machine> =
                 CONTINUOUS.iter().map(|(kernel, usual)| machine(kernel, usual)).collect::<Result<_>>()?;
-            if self.selection.tests.is_empty() {
+            if self.selection.tests.is_empty() && self.backends.is_empty() {
                 for machine in &mut machines {
                     let others = ELSEWHERE.iter().find(|(kernel, _)| *kernel == machine.name);
                     machine.left_out = others.map_or(&[], |(_, tests)| tests);
