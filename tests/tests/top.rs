@@ -127,7 +127,11 @@ fn it_filters_helps_and_takes_another_size() {
 #[test]
 fn an_ordinary_user_sees_by_the_daemon_and_kills_nobody_else() {
     const NOBODY: u32 = 65534;
-    let Some(bench) = bench("an_ordinary_user_sees_by_the_daemon_and_kills_nobody_else") else { return };
+    let test = "an_ordinary_user_sees_by_the_daemon_and_kills_nobody_else";
+    if Player::is_closed_to(NOBODY) {
+        return skip(test, "an ordinary user cannot reach the checkout");
+    }
+    let Some(bench) = bench(test) else { return };
     let _daemon = bench.daemon();
     let mut own = Player::with(&Role { user: Some(NOBODY), ..Role::default() });
     own.ask(&format!("open {NODE}"));
