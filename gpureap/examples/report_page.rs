@@ -10,7 +10,7 @@ use gpureap::{
     out::Style,
 };
 
-#[path = "../src/history/samples.rs"]
+#[path = "../src/history/samples/mod.rs"]
 mod samples;
 
 fn main() -> anyhow::Result<()> {

@@ -344,11 +344,11 @@ impl Daemon<'_> {
         self.recorder.look();
     }
 
+    /// Whoever asks for it lets the recorder look afterwards.
     fn resync(&self, why: &str) -> anyhow::Result<()> {
         let outcome = self.tracer.resync()?;
         if outcome.corrections > 0 || outcome.pending > 0 {
             tracing::info!("resync ({why}): {} corrections, {} pending", outcome.corrections, outcome.pending);
-            self.recorder.look();
         }
         Ok(())
     }

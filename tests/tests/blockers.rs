@@ -1,19 +1,14 @@
 //! V6: who stands in the way of a reset, an unload and a change of the MIG mode, with stand-ins and a sysfs of our own.
 use std::{fs, os::unix::fs::symlink, path::PathBuf};
 
-use gpureap_tests::harness::{Bench, Device, Output, Pid, Scene, anybody, skip};
+use gpureap_tests::harness::{Bench, Device, Output, Pid, Scene, skip};
 use serde_json::Value;
 
 const DEV: &str = "/dev/full";
 
 fn bench(test: &str) -> Option<Bench> {
     let bench = Bench::new(&[Device::full(), Device::zero()]);
-    let others = anybody(&Device::full().key());
-    if !others.is_empty() {
-        skip(test, &format!("{DEV} is held by {others:?}"));
-        return None;
-    }
-    Some(bench)
+    Device::full().is_free(test).then_some(bench)
 }
 
 /// The driver's modules as /sys shows them, beside what gpureap needs of the real one.

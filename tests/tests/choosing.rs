@@ -8,24 +8,16 @@ use std::{
 };
 
 use gpureap_tests::harness::{
-    Bench, Copy, Device, Groups, Holder, Output, Pid, Scene, Shared, Wanted, anybody, finish, program, skip, sys,
+    Bench, Copy, Device, Groups, Holder, NOBODY, Output, Pid, Scene, Shared, Wanted, finish, program, skip, sys,
 };
 use serde_json::Value;
 
 const DEV: &str = "/dev/full";
-const NOBODY: u32 = 65534;
 
 /// No daemon; on a device that nobody else on the host holds, for its holders are killed.
 fn bench(test: &str, devices: &[Device]) -> Option<Bench> {
     let bench = Bench::new(devices);
-    for device in devices {
-        let others = anybody(&device.key());
-        if !others.is_empty() {
-            skip(test, &format!("{} is held by {others:?}, who might be killed", device.node));
-            return None;
-        }
-    }
-    Some(bench)
+    bench.is_free(test).then_some(bench)
 }
 
 fn pids(report: &Value, list: &str) -> BTreeSet<Pid> {
@@ -203,8 +195,8 @@ fn ages() {
 #[test]
 fn trees_with_a_dead_ancestor_in_the_middle() {
     let bench = Shared::new(&[Device::full()]);
-    if !anybody(&Device::full().key()).is_empty() {
-        return skip("trees", "somebody holds /dev/full");
+    if !bench.is_free("trees") {
+        return;
     }
     let ghost = Scene::start("ghost", DEV, &[]);
     let orphans = Scene::start("orphans", DEV, &["6", "2"]);

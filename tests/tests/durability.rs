@@ -11,7 +11,7 @@ use std::{
 
 use gpureap_common::counter;
 use gpureap_tests::harness::{
-    Bench, Daemon, Device, Holder, PATIENCE, Scene, Wanted, anybody, note, settle, skip, sys, wait_for,
+    Bench, Daemon, Device, Holder, PATIENCE, Scene, Wanted, note, settle, skip, sys, wait_for,
 };
 use rusqlite::{Connection, OpenFlags};
 use rustix::mount::{MountFlags, mount, mount_remount};
@@ -25,12 +25,7 @@ const AT_ONCE: Duration = Duration::from_secs(2);
 /// `None`, loudly, where somebody else holds the device.
 fn bench(test: &str) -> Option<Bench> {
     let bench = Bench::new(&[Device::full()]);
-    let others = anybody(&Device::full().key());
-    if !others.is_empty() {
-        skip(test, &format!("{DEV} is held by {others:?}, who might be killed"));
-        return None;
-    }
-    Some(bench)
+    bench.is_free(test).then_some(bench)
 }
 
 fn journal(bench: &Bench) -> PathBuf {

@@ -3,13 +3,12 @@ use std::{fs, os::unix::fs::PermissionsExt as _, process::Command};
 
 use gpureap::bpf::handles::Maps;
 use gpureap_common::record::Meta;
-use gpureap_tests::harness::{Bench, Device, Output, Scene, World, finish, skip, sys};
+use gpureap_tests::harness::{Bench, Device, NOBODY, Output, Scene, World, finish, skip, sys};
 
 const DEV: &str = "/dev/zero";
 const USAGE: i32 = 2;
 const NOT_PERMITTED: i32 = 7;
 const UNSUPPORTED: i32 = 8;
-const NOBODY: u32 = 65534;
 
 fn bench() -> Bench {
     Bench::new(&[Device::zero()])
@@ -62,24 +61,10 @@ fn no_type_information_of_the_kernel() {
     assert!(output.stdout.contains(&scene.pid().to_string()), "{output:#?}");
 }
 
-/// Makes the bench readable for everybody; `None` where the executable cannot be reached by others.
-fn open_to_all(test: &str, bench: &Bench) -> Option<World> {
-    fs::set_permissions(bench.path(""), fs::Permissions::from_mode(0o755)).expect("chmod");
-    let world = World::default().as_user(NOBODY);
-    let program = bench.command(&[]).get_program().to_owned();
-    let mut trial = Command::new(&program);
-    trial.arg("--version");
-    if world.clone().enter(trial).output().is_err() {
-        skip(test, &format!("an ordinary user cannot reach {}", program.display()));
-        return None;
-    }
-    Some(world)
-}
-
 #[test]
 fn a_daemon_that_is_not_root() {
     let bench = bench();
-    let Some(world) = open_to_all("daemon not root", &bench) else { return };
+    let Some(world) = bench.user("daemon not root") else { return };
     refused(daemon_in(&bench, world), NOT_PERMITTED, "root");
 }
 
@@ -117,7 +102,7 @@ fn root_without_capabilities() {
 #[test]
 fn an_ordinary_user_closes_no_device_for_others() {
     let bench = bench();
-    let Some(world) = open_to_all("fence not root", &bench) else { return };
+    let Some(world) = bench.user("fence not root") else { return };
     for arguments in [
         ["fence", "--gpu", DEV].as_slice(),
         &["fence", "--list"],
@@ -132,7 +117,7 @@ fn an_ordinary_user_closes_no_device_for_others() {
 #[test]
 fn holders_for_an_ordinary_user_shows_what_it_may() {
     let bench = bench();
-    let Some(world) = open_to_all("holders not root", &bench) else { return };
+    let Some(world) = bench.user("holders not root") else { return };
     let scene = Scene::start("plain", DEV, &[]);
     let output = finish(world.clone().enter(bench.command(&["holders", "--json"]))).expect_code(0);
     let json = output.json();
@@ -148,7 +133,7 @@ fn holders_for_an_ordinary_user_shows_what_it_may() {
 #[test]
 fn k12_an_ordinary_user_reaps_nobody_elses_process() {
     let bench = bench();
-    let Some(world) = open_to_all("reap not root", &bench) else { return };
+    let Some(world) = bench.user("reap not root") else { return };
     let scene = Scene::start("plain", DEV, &[]);
     let pid = scene.pid().to_string();
     let output = finish(world.enter(bench.command(&["reap", "--yes", "--now", "--json", "--pid", &pid])));

@@ -10,13 +10,13 @@ const DEV: &str = "/dev/full";
 /// A bench without a daemon, on devices that nobody else on the host holds; `None`, loudly, where somebody does.
 fn bench(test: &str, devices: &[Device]) -> Option<Bench> {
     let bench = Bench::new(devices);
-    nobody_else(test, &bench).then_some(bench)
+    bench.is_free(test).then_some(bench)
 }
 
 /// The bench with the daemon that is there for all tests, on a device that nobody else holds.
 fn shared(test: &str) -> Option<Shared> {
     let bench = Shared::new(&[Device::full()]);
-    nobody_else(test, &bench).then_some(bench)
+    bench.is_free(test).then_some(bench)
 }
 
 fn with_and_without_daemon(test: &str, body: impl Fn(&Bench)) {
@@ -26,17 +26,6 @@ fn with_and_without_daemon(test: &str, body: impl Fn(&Bench)) {
     if let Some(bench) = bench(test, &[Device::full()]) {
         body(&bench);
     }
-}
-
-fn nobody_else(test: &str, bench: &Bench) -> bool {
-    for device in &bench.devices {
-        let others = anybody(&device.key());
-        if !others.is_empty() {
-            skip(test, &format!("{} is held by {others:?}, who might be killed", device.node));
-            return false;
-        }
-    }
-    true
 }
 
 fn alive(pid: Pid) -> bool {

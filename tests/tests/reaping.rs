@@ -24,12 +24,7 @@ const DEV: &str = "/dev/full";
 
 fn shared(test: &str) -> Option<Shared> {
     let bench = Shared::new(&[Device::full()]);
-    let others = anybody(&Device::full().key());
-    if others.is_empty() {
-        return Some(bench);
-    }
-    skip(test, &format!("{DEV} is held by {others:?}, who might be killed"));
-    None
+    bench.is_free(test).then_some(bench)
 }
 
 fn alive(pid: Pid) -> bool {

@@ -3,15 +3,14 @@
 use std::{
     fs::{self, File},
     io::{Read as _, Write as _},
-    os::unix::{fs::PermissionsExt as _, net::UnixStream},
+    os::unix::net::UnixStream,
     process::{Child, Command, Stdio},
 };
 
-use gpureap_tests::harness::{Bench, Device, Scene, World, finish, settle, skip, wait_for};
+use gpureap_tests::harness::{Bench, Device, NOBODY, Scene, World, finish, settle, skip, wait_for};
 use rusqlite::{Connection, OpenFlags, OptionalExtension as _};
 
 const DEV: &str = "/dev/zero";
-const NOBODY: u32 = 65534;
 const NOT_PERMITTED: i32 = 7;
 const UNIT: &str = include_str!("../../packaging/gpureap.service");
 
@@ -57,7 +56,7 @@ fn lesser_world(without: Option<&str>) -> World {
 
 fn bench() -> Bench {
     let bench = Bench::new(&[Device::zero()]);
-    fs::set_permissions(bench.path(""), fs::Permissions::from_mode(0o755)).expect("chmod");
+    bench.open_to_all();
     bench
 }
 

@@ -11,33 +11,21 @@ use std::{
     time::{Duration, Instant},
 };
 
-use gpureap_tests::harness::{Bench, Device, Output, Pid, Scene, Seen, World, anybody, finish, skip, sys, wait_for};
+use gpureap_tests::harness::{
+    Bench, Device, NOBODY, Output, Pid, Scene, Seen, World, anybody, finish, skip, sys, wait_for,
+};
 use serde_json::{Value, json};
 
 const DEV: &str = "/dev/zero";
-const NOBODY: u32 = 65534;
 
 fn bench() -> Bench {
     let bench = Bench::new(&[Device::zero()]);
-    fs::set_permissions(bench.path(""), fs::Permissions::from_mode(0o755)).expect("chmod");
+    bench.open_to_all();
     bench
 }
 
 fn socket(bench: &Bench) -> PathBuf {
     bench.path("run").join("gpureap.sock")
-}
-
-/// An ordinary user; `None` where the executable cannot be reached by others.
-fn user(test: &str, bench: &Bench) -> Option<World> {
-    let world = World::default().as_user(NOBODY);
-    let program = bench.command(&[]).get_program().to_owned();
-    let mut trial = Command::new(&program);
-    trial.arg("--version").stdout(Stdio::null());
-    if world.clone().enter(trial).status().is_err() {
-        skip(test, &format!("an ordinary user cannot reach {}", program.display()));
-        return None;
-    }
-    Some(world)
 }
 
 fn as_user(world: &World, bench: &Bench, arguments: &[&str]) -> Output {
@@ -107,7 +95,7 @@ fn a_user_sees_what_root_sees() {
     let mut daemon = bench.daemon();
     let meta = fs::symlink_metadata(socket(&bench)).expect("the socket");
     assert_eq!((meta.mode() & 0o777, meta.uid()), (0o666, 0));
-    let Some(world) = user("socket", &bench) else { return };
+    let Some(world) = bench.user("socket") else { return };
     let scene = Scene::start("ghost", DEV, &[]);
     let root = bench.expect_truth(&scene, &[]);
     for rest in [&[][..], &["--sweep"], &["--source", "map"]] {
@@ -134,7 +122,7 @@ fn no_socket_where_none_is_wanted() {
     bench.write_config(&config.replace("[daemon]\n", "[daemon]\nsocket = false\n"));
     let _daemon = bench.daemon();
     assert!(!socket(&bench).exists());
-    let Some(world) = user("no socket", &bench) else { return };
+    let Some(world) = bench.user("no socket") else { return };
     assert_eq!(as_user(&world, &bench, &["holders", "--json"]).expect_code(0).json()["source"], "proc");
 }
 
@@ -143,7 +131,7 @@ fn clients_that_misbehave_stop_nothing() {
     let bench = bench();
     let mut daemon = bench.daemon();
     let daemon_pid = daemon.pid();
-    let world = user("hostile clients", &bench);
+    let world = bench.user("hostile clients");
     let mut scene = Scene::start("churn", DEV, &["5", "300"]);
     bench.expect_truth(&scene, &[]);
     let descriptors = || fs::read_dir(format!("/proc/{daemon_pid}/fd")).expect("its descriptors").count();
@@ -205,7 +193,7 @@ fn clients_that_misbehave_stop_nothing() {
 fn a_user_who_asks_too_much_is_told_to_wait() {
     let bench = bench();
     let _daemon = bench.daemon();
-    let Some(world) = user("too much", &bench) else { return };
+    let Some(world) = bench.user("too much") else { return };
     // As the user: fast sweeps by a shell are not fast enough, so the requests are written before they are sent.
     let requests = bench.path("requests");
     fs::write(&requests, "{\"v\":1,\"get\":\"sweep\"}\n".repeat(500)).expect("write");
@@ -245,7 +233,7 @@ for line in open(3,\"rb\"):
 fn a_daemon_that_does_not_answer_holds_nobody_up() {
     let bench = bench();
     let daemon = bench.daemon();
-    let Some(world) = user("stopped daemon", &bench) else { return };
+    let Some(world) = bench.user("stopped daemon") else { return };
     let mut own = Holder::of(&world, DEV);
     sys::kill(daemon.pid(), libc::SIGSTOP);
     let begun = Instant::now();
@@ -277,7 +265,7 @@ fn the_socket_of_a_dead_daemon_is_replaced() {
     let mut daemon = bench.daemon();
     daemon.kill();
     assert!(socket(&bench).exists());
-    if let Some(world) = user("dead daemon", &bench) {
+    if let Some(world) = bench.user("dead daemon") {
         let json = as_user(&world, &bench, &["holders", "--json"]).expect_code(0).json();
         assert_eq!(json["source"], "proc");
     }
@@ -331,7 +319,7 @@ fn a_socket_of_somebody_else_is_not_believed() {
 #[test]
 fn where_proc_hides_processes_their_names_are_not_told() {
     let bench = bench();
-    let Some(world) = user("hidepid", &bench) else { return };
+    let Some(world) = bench.user("hidepid") else { return };
     let daemon = bench.command(&["daemon"]);
     let mut hiding = Command::new("unshare");
     hiding.args(["-m", "sh", "-c", "mount -t proc -o hidepid=2 proc /proc && exec \"$0\" daemon"]);
@@ -390,13 +378,11 @@ fn where_proc_hides_processes_their_names_are_not_told() {
 #[test]
 fn k12_a_user_sees_all_holders_and_reaps_its_own() {
     let bench = Bench::new(&[Device::full()]);
-    fs::set_permissions(bench.path(""), fs::Permissions::from_mode(0o755)).expect("chmod");
-    let others = anybody(&Device::full().key());
-    if !others.is_empty() {
-        return skip("K12", &format!("/dev/full is held by {others:?}"));
+    if !bench.is_free("K12") {
+        return;
     }
     let _daemon = bench.daemon();
-    let Some(world) = user("K12", &bench) else { return };
+    let Some(world) = bench.user("K12") else { return };
     let scene = Scene::start("plain", "/dev/full", &[]);
     let mut own = Holder::of(&world, "/dev/full");
 

@@ -1,20 +1,14 @@
 //! `gpureap top` on a real terminal: what it shows, and what its keys do to real processes.
-use std::{fs, os::unix::fs::PermissionsExt as _};
+use std::fs;
 
-use gpureap_tests::harness::{Bench, Device, Player, Role, Tmux, anybody, skip, sys};
+use gpureap_tests::harness::{Bench, Device, NOBODY, Player, Role, Tmux, sys};
 
 /// Held by next to nobody, so whoever holds it may be killed.
 const NODE: &str = "/dev/full";
 
 fn bench(test: &str) -> Option<Bench> {
     let bench = Bench::new(&[Device::full()]);
-    fs::set_permissions(bench.path(""), fs::Permissions::from_mode(0o755)).expect("chmod");
-    let others = anybody(&Device::full().key());
-    if others.is_empty() {
-        return Some(bench);
-    }
-    skip(test, &format!("{NODE} is held by {others:?}"));
-    None
+    bench.is_free(test).then_some(bench)
 }
 
 fn top(bench: &Bench, arguments: &[&str], columns: u16, lines: u16) -> Tmux {
@@ -126,12 +120,11 @@ fn it_filters_helps_and_takes_another_size() {
 
 #[test]
 fn an_ordinary_user_sees_by_the_daemon_and_kills_nobody_else() {
-    const NOBODY: u32 = 65534;
     let test = "an_ordinary_user_sees_by_the_daemon_and_kills_nobody_else";
-    if Player::is_closed_to(NOBODY) {
-        return skip(test, "an ordinary user cannot reach the checkout");
-    }
     let Some(bench) = bench(test) else { return };
+    if bench.user(test).is_none() {
+        return;
+    }
     let _daemon = bench.daemon();
     let mut own = Player::with(&Role { user: Some(NOBODY), ..Role::default() });
     own.ask(&format!("open {NODE}"));

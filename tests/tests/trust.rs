@@ -7,16 +7,15 @@ use std::{
     process::Command,
 };
 
-use gpureap_tests::harness::{Bench, Device, Output, Scene, World, finish};
+use gpureap_tests::harness::{Bench, Device, NOBODY, Output, Scene, World, finish};
 
 const DEV: &str = "/dev/zero";
 const USAGE: i32 = 2;
 const UNSUPPORTED: i32 = 8;
-const NOBODY: u32 = 65534;
 
 fn bench() -> Bench {
     let bench = Bench::new(&[Device::zero()]);
-    fs::set_permissions(bench.path(""), fs::Permissions::from_mode(0o755)).expect("chmod");
+    bench.open_to_all();
     bench
 }
 

@@ -8,7 +8,7 @@ use std::{
 };
 
 use gpureap::bpf::load::cgroup2_root;
-use gpureap_tests::harness::{Bench, Device, Output, Pid, Scene, anybody, skip, sys, wait_for};
+use gpureap_tests::harness::{Bench, Device, Output, Pid, Scene, skip, sys, wait_for};
 use serde_json::Value;
 use zbus::{blocking::connection::Builder, fdo, interface, zvariant::OwnedObjectPath};
 
@@ -92,9 +92,7 @@ impl Manager {
 
 fn bench() -> Option<Bench> {
     let bench = Bench::new(&[Device::full()]);
-    let others = anybody(&Device::full().key());
-    if !others.is_empty() {
-        skip("units", &format!("{DEV} is held by {others:?}, who might be killed"));
+    if !bench.is_free("units") {
         return None;
     }
     let config = fs::read_to_string(bench.path("config.toml")).expect("the configuration");

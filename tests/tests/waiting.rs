@@ -2,29 +2,22 @@
 use std::{
     fs::{self, File},
     io::Read as _,
-    os::unix::fs::PermissionsExt as _,
     process::{Child, Command, Stdio},
     time::{Duration, Instant, SystemTime},
 };
 
-use gpureap_tests::harness::{Bench, Device, Output, Scene, World, anybody, note, skip, sys, wait_for};
+use gpureap_tests::harness::{Bench, Device, NOBODY, Output, Scene, World, note, skip, sys, wait_for};
 use serde_json::{Value, json};
 
 /// Held by next to nobody.
 const DEV: &str = "/dev/full";
-const NOBODY: u32 = 65534;
 /// Generous: what is measured is printed.
 const SOON: Duration = Duration::from_secs(2);
 
 fn bench(test: &str) -> Option<Bench> {
     let bench = Bench::new(&[Device::full()]);
-    fs::set_permissions(bench.path(""), fs::Permissions::from_mode(0o755)).expect("chmod");
-    let others = anybody(&Device::full().key());
-    if others.is_empty() {
-        return Some(bench);
-    }
-    skip(test, &format!("{DEV} is held by {others:?}, who would be waited for"));
-    None
+    bench.open_to_all();
+    bench.is_free(test).then_some(bench)
 }
 
 fn with_and_without_daemon(test: &str, body: impl Fn(&Bench, &str)) {

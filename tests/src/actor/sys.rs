@@ -1,5 +1,8 @@
 //! The system calls the actor is made of. Descriptors are plain numbers here: what the actor opens, copies and
 //! leaves open is the subject of the tests, so nothing may close itself.
+mod memory;
+mod signals;
+
 use std::{
     ffi::{CString, OsStr},
     io,
@@ -10,6 +13,10 @@ use std::{
     time::Duration,
 };
 
+pub use self::{
+    memory::{PAGE, Page, map, map_at, take_memory, unmap, unmap_at},
+    signals::{block_signals, fault, handle, raise, signal_default, signal_ignore, wait_signal},
+};
 pub use libc::{O_CLOEXEC, O_PATH, O_RDONLY, O_RDWR, SIGHUP, SIGINT, SIGKILL, SIGTERM};
 
 pub type Fd = i32;
@@ -299,58 +306,6 @@ pub fn lock(fd: Fd) {
     unsafe { libc::fcntl(fd, libc::F_SETLK, &raw const range) };
 }
 
-pub fn signal_ignore(signal: i32) {
-    // SAFETY: no handler is installed, only a disposition.
-    unsafe { libc::signal(signal, libc::SIG_IGN) };
-}
-
-pub fn signal_default(signal: i32) {
-    // SAFETY: as above.
-    unsafe { libc::signal(signal, libc::SIG_DFL) };
-}
-
-/// Calls the function, which must do no more than a signal handler may, when the signal comes.
-pub fn handle(signal: i32, handler: extern "C" fn(i32)) {
-    // SAFETY: the handler is a function of the right type that lives as long as the process.
-    unsafe { libc::signal(signal, handler as *const () as libc::sighandler_t) };
-}
-
-/// Sends the signal to the calling thread.
-pub fn raise(signal: i32) {
-    // SAFETY: no memory is passed.
-    must("raise", unsafe { libc::raise(signal) }.into());
-}
-
-/// Makes the kernel send SIGSEGV to the calling thread.
-pub fn fault() {
-    // Whatever the runtime has installed to tell of a stack that is too small is of no interest here.
-    signal_default(libc::SIGSEGV);
-    // SAFETY: it is not safe, and that is what it is for: nothing is ever mapped at this address, so nothing is written.
-    unsafe { std::arch::asm!("mov byte ptr [{at}], 1", at = in(reg) 8_usize) };
-}
-
-/// Blocks the signals and returns the set for [`wait_signal`].
-pub fn block_signals(signals: &[i32]) -> libc::sigset_t {
-    // SAFETY: an all-zero set is a valid value that sigemptyset then makes canonical.
-    unsafe {
-        let mut set: libc::sigset_t = std::mem::zeroed();
-        libc::sigemptyset(&raw mut set);
-        for &signal in signals {
-            libc::sigaddset(&raw mut set, signal);
-        }
-        libc::pthread_sigmask(libc::SIG_BLOCK, &raw const set, ptr::null_mut());
-        set
-    }
-}
-
-/// Waits for a blocked signal up to the milliseconds.
-pub fn wait_signal(set: &libc::sigset_t, ms: i64) -> Option<i32> {
-    let limit = libc::timespec { tv_sec: ms / 1000, tv_nsec: (ms % 1000) * 1_000_000 };
-    // SAFETY: both structures are live; no information about the signal is asked for.
-    let signal = unsafe { libc::sigtimedwait(set, ptr::null_mut(), &raw const limit) };
-    (signal > 0).then_some(signal)
-}
-
 /// Where the executable of this process lies, read once.
 pub fn own_path() -> &'static CString {
     static PATH: OnceLock<CString> = OnceLock::new();
@@ -508,45 +463,6 @@ pub fn move_wall_clock(seconds: i64) {
         now.tv_sec += seconds;
         must("clock_settime", libc::clock_settime(libc::CLOCK_REALTIME, &raw const now).into());
     }
-}
-
-/// A mapping of one page, by address.
-#[derive(Clone, Copy)]
-pub struct Page(usize);
-
-pub fn map(fd: Fd, protection: i32, flags: i32, offset: i64) -> io::Result<Page> {
-    // SAFETY: the kernel chooses the address; nothing else uses the new page.
-    let address = unsafe { libc::mmap(ptr::null_mut(), 4096, protection, flags, fd, offset) };
-    if address == libc::MAP_FAILED { Err(io::Error::last_os_error()) } else { Ok(Page(address as usize)) }
-}
-
-pub const PAGE: usize = 4096;
-
-/// Maps so many pages privately at an address where nothing is.
-pub fn map_at(address: usize, pages: usize, fd: Fd) {
-    let flags = libc::MAP_PRIVATE | libc::MAP_FIXED_NOREPLACE;
-    // SAFETY: the kernel refuses an address where something is mapped.
-    let got = unsafe { libc::mmap(address as *mut _, pages * PAGE, libc::PROT_READ, flags, fd, 0) };
-    assert_eq!(got as usize, address, "mmap: {}", io::Error::last_os_error());
-}
-
-/// Unmaps what [`map_at`] has mapped.
-pub fn unmap_at(address: usize, pages: usize) {
-    // SAFETY: nothing refers to these pages.
-    must("munmap", unsafe { libc::munmap(address as *mut _, pages * PAGE) }.into());
-}
-
-/// Memory that is there and not only promised. It is never given back.
-pub fn take_memory(bytes: usize) -> io::Result<()> {
-    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_POPULATE;
-    // SAFETY: the kernel chooses the address; nothing refers to the mapping.
-    let address = unsafe { libc::mmap(ptr::null_mut(), bytes, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0) };
-    if address == libc::MAP_FAILED { Err(io::Error::last_os_error()) } else { Ok(()) }
-}
-
-pub fn unmap(page: Page) {
-    // SAFETY: the page came from `map` and nothing refers to it.
-    must("munmap", unsafe { libc::munmap(page.0 as *mut _, 4096) }.into());
 }
 
 pub fn fd_argument(text: &str) -> Fd {

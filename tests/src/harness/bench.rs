@@ -1,6 +1,8 @@
 //! A place with its own configuration, pins, journal and socket, in which gpureap runs.
 use std::{
     fmt::Write as _,
+    fs,
+    os::unix::fs::PermissionsExt as _,
     path::{Path, PathBuf},
     process::{Child, Command, ExitStatus, Stdio},
     time::{Duration, Instant},
@@ -15,7 +17,7 @@ use gpureap::{
 use serde_json::Value;
 use tempfile::TempDir;
 
-use super::{Compare, Daemon, PATIENCE, Scene, Seen, program, settle, shared::Turn};
+use super::{Compare, Daemon, NOBODY, PATIENCE, Scene, Seen, World, anybody, program, settle, shared::Turn, skip};
 use crate::actor::{sys, truth};
 
 /// A character device that counts as a GPU.
@@ -48,6 +50,15 @@ impl Device {
 
     pub fn key(&self) -> String {
         format!("{}:{}", self.major, self.minor)
+    }
+
+    /// Whether nobody has it, so that a test may end, or wait for, whoever holds it; says so if not.
+    pub fn is_free(&self, test: &str) -> bool {
+        let others = anybody(&self.key());
+        if !others.is_empty() {
+            skip(test, &format!("{} is held by {others:?}, who might be killed", self.node));
+        }
+        others.is_empty()
     }
 }
 
@@ -101,7 +112,7 @@ impl Bench {
         let backend = std::env::var("GPUREAP_TEST_BACKEND").unwrap_or_else(|_| "gate".to_owned());
         let mut bench = Self { place, devices: devices.to_vec(), backend, mounted: false, _turn: turn };
         for name in ["bpf", "run", "state"] {
-            std::fs::create_dir(bench.path(name)).expect("a directory");
+            fs::create_dir(bench.path(name)).expect("a directory");
         }
         sys::mount("bpf", Path::new("bpf"), &bench.path("bpf"), 0).expect("mount a bpffs of our own");
         bench.mounted = true;
@@ -121,6 +132,31 @@ impl Bench {
         self.place.path().join(name)
     }
 
+    /// Whether nobody has one of its devices, as [`Device::is_free`].
+    pub fn is_free(&self, test: &str) -> bool {
+        self.devices.iter().all(|device| device.is_free(test))
+    }
+
+    /// For users who are not root to go in.
+    pub fn open_to_all(&self) {
+        fs::set_permissions(self.path(""), fs::Permissions::from_mode(0o755)).expect("chmod");
+    }
+
+    /// An ordinary user, for whom this is open from now on; `None`, with a word on it, where that one cannot reach the
+    /// executables.
+    pub fn user(&self, test: &str) -> Option<World> {
+        self.open_to_all();
+        let world = World::default().as_user(NOBODY);
+        let program = self.command(&[]).get_program().to_owned();
+        let mut trial = Command::new(&program);
+        trial.arg("--version");
+        if world.clone().enter(trial).output().is_err() {
+            skip(test, &format!("an ordinary user cannot reach {}", program.display()));
+            return None;
+        }
+        Some(world)
+    }
+
     /// The probe set that is asked for.
     pub fn kind(&self) -> Backend {
         match self.backend.as_str() {
@@ -137,13 +173,13 @@ impl Bench {
     }
 
     pub fn write_config(&self, text: &str) {
-        std::fs::write(self.path("config.toml"), text).expect("write the configuration");
+        fs::write(self.path("config.toml"), text).expect("write the configuration");
     }
 
     /// Gives a key of the configuration another value.
     pub fn configure(&self, key: &str, value: &str) {
         let path = self.path("config.toml");
-        let text = std::fs::read_to_string(&path).expect("the configuration");
+        let text = fs::read_to_string(&path).expect("the configuration");
         let is_it = |line: &str| line.split_once(" = ").is_some_and(|(name, _)| name == key);
         assert_eq!(text.lines().filter(|line| is_it(line)).count(), 1, "{key} stands once in {text}");
         let line = |line: &str| if is_it(line) { format!("{key} = {value}\n") } else { format!("{line}\n") };
@@ -152,7 +188,7 @@ impl Bench {
 
     /// The directories of the finished sets of pins.
     pub fn sets(&self) -> Vec<PathBuf> {
-        let entries = std::fs::read_dir(self.pins()).into_iter().flatten().flatten();
+        let entries = fs::read_dir(self.pins()).into_iter().flatten().flatten();
         entries.map(|entry| entry.path()).filter(|path| path.to_string_lossy().contains("/abi")).collect()
     }
 

@@ -50,6 +50,8 @@ pub use crate::actor::{
 
 /// How long anything may take that should take no time. Generous: the machine may be an emulated one.
 pub const PATIENCE: Duration = Duration::from_mins(1);
+/// The user who has nothing.
+pub const NOBODY: u32 = 65534;
 
 /// Tries until it gives `None`, which means that nothing is wrong any more; otherwise what was wrong at the end.
 pub fn settle<T>(patience: Duration, mut wrong: impl FnMut() -> Option<T>) -> Result<(), T> {

@@ -8,7 +8,7 @@ use std::{
 
 use tempfile::TempDir;
 
-use super::{PATIENCE, World, bench::wait, note, program};
+use super::{PATIENCE, bench::wait, note, program};
 use crate::actor::sys::{self, Pid};
 
 /// How it is started.
@@ -64,14 +64,6 @@ impl Player {
         let player = Self { child, input, answers, status: None, _place: place };
         player.answer("start");
         player
-    }
-
-    /// Whether a user cannot start one, as where the checkout is in a directory of root's own.
-    pub fn is_closed_to(user: u32) -> bool {
-        let mut command = Command::new(program("GPUREAP_ACTOR", "gpureap-actor"));
-        command.arg("ops").stdout(Stdio::null());
-        let status = World::default().as_user(user).enter(command).status();
-        status.is_err_and(|error| error.kind() == std::io::ErrorKind::PermissionDenied)
     }
 
     /// One that holds the node already.

@@ -1,7 +1,7 @@
 //! Limits of the process itself: too few descriptors.
 use std::{collections::BTreeSet, os::unix::process::CommandExt as _, process::Command};
 
-use gpureap_tests::harness::{Bench, Device, Pid, Scene, anybody, finish, note, skip, sys, wait_for};
+use gpureap_tests::harness::{Bench, Device, Pid, Scene, finish, note, sys, wait_for};
 
 /// Opened by next to nobody, so that every holder of it may be killed.
 const DEV: &str = "/dev/full";
@@ -23,12 +23,7 @@ fn limited(mut command: Command, files: u64) -> Command {
 
 fn bench(test: &str) -> Option<Bench> {
     let bench = Bench::new(&[Device::full()]);
-    let others = anybody(&Device::full().key());
-    if others.is_empty() {
-        return Some(bench);
-    }
-    skip(test, &format!("{DEV} is held by {others:?}, who might be killed"));
-    None
+    bench.is_free(test).then_some(bench)
 }
 
 /// Those of them that hold the device.

@@ -1,12 +1,11 @@
 //! Namespaces and groups: cgroups of thousands of containers, cgroup namespaces, a /proc that hides processes.
-use std::{collections::BTreeMap, fs, os::unix::fs::PermissionsExt as _, process::Command};
+use std::{collections::BTreeMap, fs, process::Command};
 
-use gpureap_tests::harness::{Bench, Groups, Holder, Output, Player, Seen, Wanted, World, finish, skip, sys};
+use gpureap_tests::harness::{Bench, Groups, Holder, NOBODY, Output, Player, Seen, Wanted, World, finish, skip, sys};
 use serde_json::Value;
 
 use super::{DEV, bench};
 
-const NOBODY: u32 = 65534;
 const UNSUPPORTED: i32 = 8;
 const NOT_PERMITTED: i32 = 7;
 
@@ -232,14 +231,13 @@ fn hiding(level: &str, world: World, command: Command) -> Command {
     world.hiding_processes(level).enter(command)
 }
 
-/// Where others can reach the executable.
+/// Where others can reach the executable, and /proc can hide processes.
 fn nobody(test: &str, bench: &Bench) -> Option<World> {
-    fs::set_permissions(bench.path(""), fs::Permissions::from_mode(0o755)).expect("chmod");
-    let world = World::default().as_user(NOBODY);
+    let world = bench.user(test)?;
     let mut trial = Command::new(bench.command(&[]).get_program());
     trial.arg("--version");
     if hiding("2", world.clone(), trial).output().is_err() {
-        skip(test, "an ordinary user cannot reach the executable, or /proc cannot be mounted with hidepid");
+        skip(test, "/proc cannot be mounted with hidepid");
         return None;
     }
     Some(world)

@@ -6,16 +6,14 @@ use std::{
     process::Command,
 };
 
-use gpureap_tests::harness::{Player, Role, World, finish, skip, sys};
+use gpureap_tests::harness::{Device, NOBODY, Player, Role, finish, sys};
 use serde_json::{Value, json};
 
 use crate::{
-    DEV, elsewhere, in_vm, nobody_else,
+    DEV, elsewhere, in_vm,
     record::{dead, hold, incident, lineage, report, strings, until, until_held},
     shared,
 };
-
-const NOBODY: u32 = 65534;
 
 fn find_program(name: &str) -> Option<PathBuf> {
     ["/bin", "/usr/bin"].iter().map(|place| Path::new(place).join(name)).find(|path| path.exists())
@@ -96,17 +94,15 @@ fn p1_killed_by_an_ordinary_user() {
     if elsewhere("P1 by a user") {
         return;
     }
-    if Player::is_closed_to(NOBODY) {
-        return skip("P1 by a user", "an ordinary user cannot reach the checkout");
-    }
     let bench = shared();
+    let Some(world) = bench.user("P1 by a user") else { return };
     let mut player = Player::with(&Role { user: Some(NOBODY), ..Role::default() });
     // Only root may write to some devices.
     player.ask(&format!("open {DEV}"));
     until_held(&bench, &[player.pid()]);
     let mut shell = Command::new("/bin/sh");
     shell.args(["-c", &format!("kill -TERM {}; :", player.pid())]);
-    finish(World::default().as_user(NOBODY).enter(shell)).expect_code(0);
+    finish(world.enter(shell)).expect_code(0);
     assert_eq!(player.end().signal(), Some(15));
     let process = dead(&bench, player.pid(), "killed-by");
     expect(&process, "uid", NOBODY);
@@ -117,7 +113,7 @@ fn p1_killed_by_an_ordinary_user() {
 
 #[test]
 fn p1_reaped_by_gpureap() {
-    if !nobody_else("P1 reap") {
+    if !Device::full().is_free("P1 reap") {
         return;
     }
     let bench = shared();
@@ -143,7 +139,7 @@ fn p1_reaped_by_gpureap() {
 
 #[test]
 fn p1_a_request_of_gpureap_that_is_handled_is_a_reap() {
-    if elsewhere("P1 TERM") || !nobody_else("P1 reap with TERM") {
+    if elsewhere("P1 TERM") || !Device::full().is_free("P1 reap with TERM") {
         return;
     }
     let bench = shared();

@@ -5,7 +5,7 @@ use gpureap_tests::harness::{Device, Pid, Scene, anybody, sys};
 use serde_json::{Value, json};
 
 use crate::{
-    DEV, elsewhere, nobody_else,
+    DEV, elsewhere,
     record::{dead, hold, incident, lineage, list, process, report, until, until_held},
     shared,
 };
@@ -39,7 +39,7 @@ fn f7_a_child_that_inherited_from_a_killed_parent() {
 
 #[test]
 fn f8_the_orphans_of_three_jobs_by_the_job_that_started_them() {
-    if elsewhere("F8") || !nobody_else("F8") {
+    if elsewhere("F8") || !Device::full().is_free("F8") {
         return;
     }
     let bench = shared();

@@ -9,7 +9,7 @@ mod record;
 mod restarts;
 mod stream;
 
-use gpureap_tests::harness::{Bench, Device, Shared, anybody, skip};
+use gpureap_tests::harness::{Bench, Device, Shared, skip};
 
 /// Opened by next to nobody.
 const DEV: &str = "/dev/full";
@@ -35,13 +35,4 @@ fn elsewhere(test: &str) -> bool {
         skip(test, "the machine that we run on is as good for this, and quicker");
     }
     in_vm()
-}
-
-/// Whether a test may kill everybody who holds the device; says so if not.
-fn nobody_else(test: &str) -> bool {
-    let others = anybody(&Device::full().key());
-    if !others.is_empty() {
-        skip(test, &format!("{DEV} is held by {others:?}, who might be killed"));
-    }
-    others.is_empty()
 }

@@ -2,14 +2,14 @@
 use std::{
     fs::{self, File},
     io::{BufRead as _, BufReader, Write as _},
-    os::unix::{fs::PermissionsExt as _, net::UnixStream},
+    os::unix::net::UnixStream,
     path::PathBuf,
     process::{Child, Command, Stdio},
     sync::LazyLock,
     time::{Duration, Instant},
 };
 
-use gpureap_tests::harness::{Bench, Device, PATIENCE, Pid, Player, Role, Schema, World, settle, skip, sys};
+use gpureap_tests::harness::{Bench, Device, NOBODY, PATIENCE, Pid, Player, Role, Schema, World, settle, sys};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -21,7 +21,6 @@ use crate::{
 
 static SCHEMA: LazyLock<Schema> =
     LazyLock::new(|| Schema::new(include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/schema/event-1.json"))));
-const NOBODY: u32 = 65534;
 
 #[track_caller]
 fn check(events: &[Value]) {
@@ -185,13 +184,7 @@ fn an_ordinary_user_sees_no_environment_of_others() {
         return;
     }
     let bench = shared();
-    fs::set_permissions(bench.path(""), fs::Permissions::from_mode(0o755)).expect("chmod");
-    let world = World::default().as_user(NOBODY);
-    let mut trial = bench.command(&["--version"]);
-    trial.stdout(Stdio::null());
-    if let Err(error) = world.clone().enter(trial).status() {
-        return skip("events of others", &format!("an ordinary user cannot reach gpureap: {error}"));
-    }
+    let Some(world) = bench.user("events of others") else { return };
     let environment = [("RANK", "7"), ("SLURM_JOB_ID", "4711")];
     let start = |user: Option<u32>| {
         let mut player = Player::with(&Role { environment: &environment, user, ..Role::default() });
