@@ -7,6 +7,9 @@ use rustix::time::{ClockId, Timespec, clock_gettime};
 
 pub const NANOS: u64 = 1_000_000_000;
 
+/// Nanoseconds: more than a wall clock drifts between two signs of life, so somebody has set it.
+pub const CLOCK_SET: u64 = NANOS;
+
 /// A time that somebody gave, which may be longer than any that this clock tells.
 pub fn nanos(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)

@@ -88,7 +88,7 @@ fn proc(config: &Config, devices: Devices, note: Option<String>) -> Opened {
 
 /// The daemon's socket. `Err(None)`: there is no daemon, which is nothing worth a word.
 fn daemon(config: &Config) -> Result<Opened, Option<String>> {
-    // Its pids are the host's.
+    // Its pids and times are the host's.
     rights::require_host_namespaces().map_err(|error| Some(error.to_string()))?;
     match client::open(&config.paths.run) {
         Ok((eyes, devices)) => Ok(Opened { eyes: Box::new(eyes), devices, note: None }),

@@ -29,6 +29,13 @@ pub enum Distrust {
     Io { path: String, error: io::Error },
 }
 
+impl Distrust {
+    /// Nothing is there.
+    pub fn is_absent(&self) -> bool {
+        matches!(self, Self::Io { error, .. } if error.kind() == io::ErrorKind::NotFound)
+    }
+}
+
 fn own() -> u32 {
     rustix::process::geteuid().as_raw()
 }

@@ -66,6 +66,7 @@ class Daemon:
         self.begun = time.monotonic()
         while not os.path.exists(f"{DIR}/run/gpureap.sock") or self.status() != "map":
             if self.process.poll() is not None or time.monotonic() > self.begun + 30:
+                self.process.kill()
                 raise SystemExit("the daemon did not start: see daemon.log")
             time.sleep(0.02)
         return self

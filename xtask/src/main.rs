@@ -52,7 +52,7 @@ enum Task {
     Lint,
     /// Run the fuzz targets
     Fuzz(fuzz::Options),
-    /// Measure gpureap against fuser and lsof (as root)
+    /// Measure gpureap, beside what people use and what it costs others (mostly as root)
     #[command(subcommand)]
     Bench(bench::Bench),
     /// Everything that continuous integration runs

@@ -1,4 +1,4 @@
-//! Runs the kernel tests on real kernels in QEMU: one boot per kernel, every backend in it.
+//! Runs the kernel tests on real kernels in QEMU: one boot per kernel, with one probe set or several in it.
 //!
 //! Inside, `/init` is `tests/src/bin/vm-init.rs`. It reads `/vm.conf` and answers on the second serial port with the
 //! tests' own output and, between it, lines that start with `vm: `.
@@ -210,13 +210,16 @@ pub(crate) fn boot_all(
     let waiting = Mutex::new(machines.iter());
     let (sender, finished) = mpsc::channel();
     std::thread::scope(|scope| {
+        // It goes when this ends, also by an error: then no further machine is booted.
+        let finished = finished;
         for _ in 0..at_a_time.clamp(1, machines.len()) {
             let (sender, waiting, initramfs) = (sender.clone(), &waiting, &initramfs);
             scope.spawn(move || {
                 let next = || waiting.lock().unwrap_or_else(PoisonError::into_inner).next();
                 while let Some(machine) = next() {
-                    // The receiver is there for as long as we are.
-                    drop(sender.send((machine, boot(machine, initramfs, limits))));
+                    if sender.send((machine, boot(machine, initramfs, limits))).is_err() {
+                        break;
+                    }
                 }
             });
         }
@@ -415,7 +418,7 @@ pub(crate) fn busybox(tree: &mut Initramfs) -> Result<()> {
     Ok(())
 }
 
-/// One argument of the test executables per line.
+/// A line for each variable and each argument of the test executables.
 fn configuration(selection: &Selection) -> Result<String> {
     let mut text = String::new();
     for (key, values) in [("environment", &selection.environment), ("argument", &selection.filter)] {

@@ -42,6 +42,8 @@ pub struct KernelEyes {
     proc: PathBuf,
     notes: Vec<String>,
     lineage_swept: OnceCell<()>,
+    /// When the tracer was attached; a set of pins keeps it.
+    attached_ns: OnceCell<u64>,
     /// See [`KernelEyes::one`].
     skips_threads: bool,
 }
@@ -61,6 +63,7 @@ impl KernelEyes {
             proc: config.paths.proc.clone(),
             notes: Vec::new(),
             lineage_swept: OnceCell::new(),
+            attached_ns: OnceCell::new(),
             skips_threads: release(&rustix::system::uname().release().to_string_lossy())
                 .is_none_or(|version| version < (6, 7)),
         }
@@ -371,7 +374,7 @@ impl LineageSource for KernelEyes {
             uid: record.uid,
             cgroup_id: record.cgroup_id,
             exit: (record.exit_ns != 0).then_some((record.exit_ns, record.exit_code)),
-            renewed: self.backend.is_some() && self.is_renewed(key, &record),
+            renewed: self.is_renewed(key, &record),
         })
     }
 
@@ -384,8 +387,16 @@ impl LineageSource for KernelEyes {
 impl KernelEyes {
     /// A process that began before the tracer's eyes has a record from a sweep only if the one of its fork was dropped.
     fn is_renewed(&self, key: ProcKey, record: &Lineage) -> bool {
-        record.flags & lineage_flag::SNAPSHOT != 0
-            && self.handles.maps.meta().is_ok_and(|meta| key.start_ns > meta.attached_ns)
+        self.backend.is_some()
+            && record.flags & lineage_flag::SNAPSHOT != 0
+            && self.attached_ns().is_some_and(|attached_ns| key.start_ns > attached_ns)
+    }
+
+    fn attached_ns(&self) -> Option<u64> {
+        if self.attached_ns.get().is_none() {
+            self.attached_ns.set(self.handles.maps.meta().ok()?.attached_ns).ok();
+        }
+        self.attached_ns.get().copied()
     }
 
     /// A process that has not called exec runs its parent's program under its parent's arguments.

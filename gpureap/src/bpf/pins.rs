@@ -11,11 +11,7 @@ use gpureap_common::abi::ABI_VERSION;
 use rustix::io::Errno;
 
 use super::{denied_or, distrusted, handles, load, object};
-use crate::{
-    error::Failure,
-    model::Backend,
-    trust::{self, Distrust},
-};
+use crate::{error::Failure, model::Backend, trust};
 
 /// `BPF_FS_MAGIC`, include/uapi/linux/magic.h.
 const BPF_FS: i64 = 0xcafe_4a11;
@@ -81,8 +77,7 @@ pub fn list(root: &Path) -> io::Result<(Vec<Set>, Vec<PathBuf>)> {
     Ok((sets, others))
 }
 
-/// Checks that pins can be made under `root`, and that what is there is nobody else's.
-pub fn check_root(root: &Path) -> anyhow::Result<()> {
+fn require_bpffs(root: &Path) -> anyhow::Result<()> {
     let found = root.ancestors().find_map(|path| match rustix::fs::statfs(path) {
         Err(Errno::NOENT) => None,
         result => Some(result.map_err(|error| denied_or(path, error.into()))),
@@ -94,25 +89,29 @@ pub fn check_root(root: &Path) -> anyhow::Result<()> {
         ))
         .into());
     }
+    Ok(())
+}
+
+/// Checks that pins can be made under `root`, and that what is there is nobody else's.
+pub fn check_root(root: &Path) -> anyhow::Result<()> {
+    require_bpffs(root)?;
     match trust::place(root) {
-        Ok(_) => Ok(()),
-        Err(Distrust::Io { error, .. }) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        Err(error) => Err(distrusted(error)),
+        Err(error) if !error.is_absent() => Err(distrusted(error)),
+        _ => Ok(()),
     }
 }
 
 /// Makes the pin directory, or takes one that nobody else could have made: bpffs is often mounted for all to write to,
 /// and what is in here is removed by name. Nobody else may open it, as whoever can could hold its lock.
 pub fn make_root(root: &Path) -> anyhow::Result<()> {
-    check_root(root)?;
-    let gone = |error: &io::Error| error.kind() == io::ErrorKind::NotFound;
+    require_bpffs(root)?;
     // Whoever takes the last set or fence away takes the directory with it, perhaps at this moment.
     for _ in 0..ATTEMPTS {
         match trust::make_directory(root, 0o700) {
-            Err(Distrust::Io { error, .. }) if gone(&error) => {}
+            Err(error) if error.is_absent() => {}
             Err(error) => return Err(distrusted(error)),
             Ok(real) => match fs::set_permissions(&real, fs::Permissions::from_mode(0o700)) {
-                Err(error) if gone(&error) => {}
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                 result => return result.map_err(|error| denied_or(root, error)),
             },
         }

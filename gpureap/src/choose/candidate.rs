@@ -12,7 +12,7 @@ use crate::{
     clock::boottime_ns,
     model::{LineageSource, ProcKey},
     process::{
-        ContainerNames, Facts, Runtimes,
+        Facts, Runtimes,
         stat::{Stat, same_start},
     },
 };
@@ -45,7 +45,6 @@ pub(super) struct Gatherer<'a> {
     lineage: &'a dyn LineageSource,
     now_ns: u64,
     runtimes: Runtimes,
-    names: RefCell<BTreeMap<String, ContainerNames>>,
     /// Present parents, each process read once: many holders share their ancestors.
     parents: RefCell<BTreeMap<u32, Option<(ProcKey, u32)>>>,
 }
@@ -54,7 +53,7 @@ impl<'a> Gatherer<'a> {
     pub(super) fn new(filter: &'a Filter, proc: &'a Path, host: &Path, lineage: &'a dyn LineageSource) -> Self {
         let now_ns = boottime_ns();
         let runtimes = Runtimes::new(host.to_owned());
-        Self { filter, proc, lineage, now_ns, runtimes, names: RefCell::default(), parents: RefCell::default() }
+        Self { filter, proc, lineage, now_ns, runtimes, parents: RefCell::default() }
     }
 
     pub(super) fn candidate(&self, key: ProcKey) -> Candidate {
@@ -84,8 +83,7 @@ impl<'a> Gatherer<'a> {
     }
 
     fn name(&self, id: &str) -> Option<String> {
-        let read = || self.runtimes.names(id);
-        self.names.borrow_mut().entry(id.to_owned()).or_insert_with(read).name.clone()
+        self.runtimes.names(id).name
     }
 
     /// As it was at the exec, which is all that the kernel shows. Of a variable that is there twice the first counts, as

@@ -88,7 +88,6 @@ pub struct Classifier {
     /// The roots in which a path of the host may be looked up: the host's as it was configured, and pid 1's.
     roots: [PathBuf; 2],
     runtimes: Runtimes,
-    names: RefCell<BTreeMap<String, ContainerNames>>,
     /// Whether a program is in any rule: most are in none, and many processes run the same one.
     named: RefCell<BTreeMap<PathBuf, bool>>,
 }
@@ -102,7 +101,6 @@ impl Classifier {
             proc: proc.clone(),
             runtimes: Runtimes::new(host.clone()),
             roots,
-            names: RefCell::default(),
             named: RefCell::default(),
         }
     }
@@ -113,8 +111,7 @@ impl Classifier {
 
     /// What is known of a container by its runtime; each is read once.
     pub fn names(&self, id: &str) -> ContainerNames {
-        let read = || self.runtimes.names(id);
-        self.names.borrow_mut().entry(id.to_owned()).or_insert_with(read).clone()
+        self.runtimes.names(id)
     }
 
     fn is_named(&self, exe: &Path) -> bool {

@@ -2,6 +2,7 @@
 
 use std::{
     collections::BTreeSet,
+    ffi::OsStr,
     fs::{self, File},
     io::{self, BufReader, Read as _, Write as _},
     path::{Path, PathBuf},
@@ -175,27 +176,28 @@ fn nodes(wanted: &[String], records: &[Record]) -> anyhow::Result<BTreeSet<Strin
 fn write_page(path: &Path, report: &Report) -> anyhow::Result<()> {
     let page = html::render(report);
     let name = path.file_name().ok_or_else(|| Failure::usage(format!("--html {}: not a file", path.display())))?;
-    let beside = |number: u32| {
+    let written = create_beside(path, name).and_then(|(mut file, temporary)| {
+        let written = file.write_all(page.as_bytes()).and_then(|()| fs::rename(&temporary, path));
+        if written.is_err() {
+            fs::remove_file(&temporary).ok();
+        }
+        written
+    });
+    written.map_err(|error| crate::bpf::denied_or(path, error))
+}
+
+/// A new file. In a directory of all, such as /tmp, somebody may have put a link or a file of his under the name.
+fn create_beside(path: &Path, name: &OsStr) -> io::Result<(File, PathBuf)> {
+    for number in 0..ATTEMPTS {
         let mut temporary = name.to_owned();
         temporary.push(format!(".{}.{number}", std::process::id()));
-        path.with_file_name(temporary)
-    };
-    // In a directory of all, such as /tmp, somebody may have put a link or a file of his under the name.
-    let made = (0..ATTEMPTS)
-        .map(|number| (File::create_new(beside(number)), beside(number)))
-        .find(|(made, _)| !made.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::AlreadyExists));
-    let written = match made {
-        Some((Ok(mut file), temporary)) => {
-            let written = file.write_all(page.as_bytes()).and_then(|()| fs::rename(&temporary, path));
-            if written.is_err() {
-                fs::remove_file(&temporary).ok();
-            }
-            written
+        let temporary = path.with_file_name(temporary);
+        match File::create_new(&temporary) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            made => return made.map(|file| (file, temporary)),
         }
-        Some((Err(error), _)) => Err(error),
-        None => Err(io::ErrorKind::AlreadyExists.into()),
-    };
-    written.map_err(|error| crate::bpf::denied_or(path, error))
+    }
+    Err(io::ErrorKind::AlreadyExists.into())
 }
 
 #[cfg(test)]

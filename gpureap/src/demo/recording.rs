@@ -17,7 +17,7 @@ use crate::{
     history::{
         build::{self, Ask},
         report::Report,
-        rows::{HoldOrigin, HoldRow},
+        rows::{HoldOrigin, HoldRow, Record},
     },
     host::Host,
     journal::{self, Question},
@@ -67,15 +67,22 @@ impl Recording {
     /// Until these processes were looked at. A record of a host with `gate` knows who has inherited only by looking, some
     /// milliseconds after a fork, and this story is told faster than that.
     pub fn until_known(&self, pids: &BTreeSet<u32>) -> anyhow::Result<()> {
+        let seen = |hold: &&HoldRow| hold.origin != HoldOrigin::Unconfirmed;
+        let known = |records: &[Record]| {
+            let holds = records.iter().flat_map(|record| &record.holds);
+            pids.is_subset(&holds.filter(seen).map(|hold| hold.key.pid).collect())
+        };
+        self.records_once(known).map(drop)
+    }
+
+    /// What is written when that is so, or when patience ends.
+    fn records_once(&self, is_so: impl Fn(&[Record]) -> bool) -> anyhow::Result<Vec<Record>> {
         let question = Question { since: Some(self.host.now), ..Question::default() };
         let until = Instant::now() + PATIENCE;
         loop {
             let records = journal::read(&self.config.paths.journal(), &question)?;
-            let holds = records.iter().flat_map(|record| &record.holds);
-            let seen = |hold: &&HoldRow| hold.origin != HoldOrigin::Unconfirmed;
-            let known: BTreeSet<u32> = holds.filter(seen).map(|hold| hold.key.pid).collect();
-            if pids.is_subset(&known) || Instant::now() > until {
-                return Ok(());
+            if is_so(&records) || Instant::now() > until {
+                return Ok(records);
             }
             thread::sleep(PAUSE);
         }
@@ -83,20 +90,10 @@ impl Recording {
 
     /// What is written of the story, once all that it tells of is over.
     pub fn report(self) -> anyhow::Result<Report> {
-        let path = self.config.paths.journal();
-        let until = Instant::now() + PATIENCE;
         let since = self.host.now;
-        let question = Question { since: Some(since), ..Question::default() };
-        let records = loop {
-            thread::sleep(PAUSE);
-            let records = journal::read(&path, &question)?;
-            let over = records
-                .iter()
-                .all(|record| !record.holds.is_empty() && record.holds.iter().all(|hold| hold.released_ns.is_some()));
-            if over && !records.is_empty() || Instant::now() > until {
-                break records;
-            }
-        };
+        let is_over =
+            |record: &Record| !record.holds.is_empty() && record.holds.iter().all(|hold| hold.released_ns.is_some());
+        let records = self.records_once(|records| !records.is_empty() && records.iter().all(is_over))?;
         self.stop.store(true, Ordering::Relaxed);
         drop(self.pump.join());
         if let Some(recorder) = Arc::into_inner(self.recorder) {

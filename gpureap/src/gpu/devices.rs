@@ -108,7 +108,7 @@ impl Devices {
     }
 
     /// Whether a device of this host is not counted: nobody who holds it is seen.
-    pub const fn lacks_some(&self) -> bool {
+    pub const fn has_untraced(&self) -> bool {
         self.untraced
     }
 

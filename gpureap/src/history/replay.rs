@@ -100,8 +100,8 @@ impl Book {
                 Change::Process(row) => drop(self.processes.insert(row.key, *row)),
                 Change::Hold(row) => drop(self.holds.insert((row.key, row.node.clone(), row.opened_ns), row)),
                 Change::Event(event) => self.events.push(event),
-                // These are for a journal that misses something.
                 Change::Clock { wall_offset_ns } => self.boot.wall_offset_ns = wall_offset_ns,
+                // These are for a journal that misses something.
                 Change::Heartbeat { boot_ns } | Change::Now { boot_ns, processes: _, holds: _ } => {
                     self.boot.last_ns = self.boot.last_ns.max(boot_ns);
                 }

@@ -79,7 +79,7 @@ pub fn build(
         }
     }
     reports.sort_by_key(|report| (report.pid, report.start_ns));
-    let cut = cut_note(reports.iter().filter(|report| report.lineage_cut).count(), lineage.forgotten());
+    let cut = cut_note(reports.iter().filter(|report| report.lineage_cut).count(), lineage);
 
     let files = |slot: Slot| match open_files.get(&slot) {
         Some(files) => Some(*files),
@@ -117,7 +117,7 @@ pub fn build(
         time: *now,
         source: *source,
         backend: *backend,
-        complete: *complete && !devices.lacks_some(),
+        complete: *complete && !devices.has_untraced(),
         cannot_see: cannot_see.clone(),
         swept: swept_ns.map(|time| options.host.wall(time)),
         devices: device_reports.collect(),
@@ -134,13 +134,13 @@ pub fn build(
 }
 
 /// What to do about ancestors that were forgotten.
-fn cut_note(count: usize, forgotten: Option<u64>) -> Option<String> {
+fn cut_note(count: usize, lineage: &dyn LineageSource) -> Option<String> {
     let whose = match count {
         0 => return None,
         1 => "1 holder".to_owned(),
         _ => format!("{count} holders"),
     };
-    let dropped = forgotten.map(|count| format!(" ({count} processes so far)")).unwrap_or_default();
+    let dropped = lineage.forgotten().map(|count| format!(" ({count} processes so far)")).unwrap_or_default();
     Some(format!(
         "the lineage of {whose} is cut: the map `lineage` drops who was not seen for longest{dropped}; raise maps.lineage in the configuration and restart the daemon"
     ))

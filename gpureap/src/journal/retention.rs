@@ -10,6 +10,7 @@ use super::{
     rows::{boottime, ns},
     writer::Writer,
 };
+use crate::clock::CLOCK_SET;
 use crate::config;
 
 /// Rows of each table that one step removes at most.
@@ -20,9 +21,6 @@ const PAGES: i64 = 256;
 
 /// So much of the boot that is recorded stays, however large it is.
 const RECENT_NS: i64 = 60_000_000_000;
-
-/// More than a clock drifts before the recorder has told of it.
-const CLOCK_SET: u64 = 1_000_000_000;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {

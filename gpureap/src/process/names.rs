@@ -4,7 +4,7 @@
 //! made the container: sizes are bounded, and nothing is trusted to be well-formed.
 
 use std::{
-    cell::OnceCell,
+    cell::{OnceCell, RefCell},
     collections::{BTreeMap, HashMap},
     io::Read as _,
     os::unix::fs::MetadataExt as _,
@@ -37,15 +37,21 @@ pub struct Runtimes {
     /// The host's root.
     root: PathBuf,
     podman: OnceCell<HashMap<String, ContainerNames>>,
+    /// Those that were asked for.
+    known: RefCell<BTreeMap<String, ContainerNames>>,
 }
 
 impl Runtimes {
     pub const fn new(root: PathBuf) -> Self {
-        Self { root, podman: OnceCell::new() }
+        Self { root, podman: OnceCell::new(), known: RefCell::new(BTreeMap::new()) }
     }
 
     /// Of the container with this id; empty where no runtime's files tell.
     pub fn names(&self, id: &str) -> ContainerNames {
+        self.known.borrow_mut().entry(id.to_owned()).or_insert_with(|| self.read(id)).clone()
+    }
+
+    fn read(&self, id: &str) -> ContainerNames {
         if id.len() < 12 || !id.bytes().all(|byte| byte.is_ascii_hexdigit()) {
             return ContainerNames::default();
         }

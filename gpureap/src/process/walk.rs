@@ -251,10 +251,12 @@ impl<'a> Mapping<'a> {
 fn mappings(dir: &ProcDir, tid: u32, devices: &Devices, found: &mut Found) {
     let Some(bytes) = dir.read_to(&format!("task/{tid}/maps"), LONGEST_MAPS) else { return };
     let text = String::from_utf8_lossy(&bytes);
+    let links = dir.open_file("map_files", OFlags::PATH | OFlags::DIRECTORY).ok();
     // Libraries are mapped several times each: one look per file.
     let mut known: HashMap<(u32, u32, u64), Option<Held>> = HashMap::new();
     for mapping in text.lines().filter_map(Mapping::parse) {
-        let held = *known.entry(mapping.file).or_insert_with(|| mapped_device(dir, tid, &mapping, devices));
+        let held =
+            *known.entry(mapping.file).or_insert_with(|| mapped_device(dir, links.as_ref(), tid, &mapping, devices));
         if let Some(Held { slot, deleted }) = held {
             let usage = found.usage.entry(slot).or_default();
             usage.maps += 1;
@@ -267,12 +269,18 @@ fn mappings(dir: &ProcDir, tid: u32, devices: &Devices, found: &mut Found) {
     }
 }
 
-/// The line tells the file system and the inode, not the device: ask the link in map_files, which only root may follow; else
+/// The line tells the file system and the inode, not the device: ask the link in map_files, which takes a capability to follow; else
 /// the path as that process sees it, if that is the same file still. The link comes first as it is no path: one may lead
 /// to a file server that does not answer.
-fn mapped_device(dir: &ProcDir, tid: u32, mapping: &Mapping<'_>, devices: &Devices) -> Option<Held> {
+fn mapped_device(
+    dir: &ProcDir,
+    links: Option<&OwnedFd>,
+    tid: u32,
+    mapping: &Mapping<'_>,
+    devices: &Devices,
+) -> Option<Held> {
     let Mapping { range, file, path } = mapping;
-    if let Some(node) = mapped_file(dir, range) {
+    if let Some(node) = links.and_then(|links| mapped_file(links, range)) {
         return device_of(&node, devices);
     }
     let inside = PathBuf::from(format!("task/{tid}/root")).join(path.strip_prefix('/')?);
@@ -286,11 +294,10 @@ fn mapped_device(dir: &ProcDir, tid: u32, mapping: &Mapping<'_>, devices: &Devic
 }
 
 /// The kernel prints the range with leading zeros in one place and without them in the other.
-fn mapped_file(dir: &ProcDir, range: &str) -> Option<Statx> {
+fn mapped_file(links: &OwnedFd, range: &str) -> Option<Statx> {
     let (start, end) = range.split_once('-')?;
     let plain = |address: &str| u64::from_str_radix(address, 16).map(|address| format!("{address:x}")).ok();
-    let links = dir.open_file("map_files", OFlags::PATH | OFlags::DIRECTORY).ok()?;
-    look(&links, &format!("{}-{}", plain(start)?, plain(end)?))
+    look(links, &format!("{}-{}", plain(start)?, plain(end)?))
 }
 
 #[cfg(test)]

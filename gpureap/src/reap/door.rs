@@ -47,7 +47,7 @@ pub fn check() -> Result<(), Failure> {
     if !rustix::process::geteuid().is_root() {
         return Err(Failure::not_permitted("--fence needs root: it closes devices for the whole host"));
     }
-    // Of those who are exempt the kernel knows the host's pids.
+    // Of those who are exempt the kernel knows the host's pids and starts.
     rights::require_host_namespaces()
 }
 

@@ -92,6 +92,8 @@ pub(super) struct Reaps {
     boot_id: String,
     read: u64,
     inode: u64,
+    /// Somebody else could have written it, which was said.
+    distrusted: bool,
 }
 
 /// Of a long record only the end matters: what came before is about processes that are gone.
@@ -99,14 +101,22 @@ const TAIL: u64 = 1 << 20;
 
 impl Reaps {
     pub(super) fn new(state: &Path, boot_id: &str) -> Self {
-        Self { path: state.join(record::FILE), boot_id: boot_id.to_owned(), read: 0, inode: 0 }
+        Self { path: state.join(record::FILE), boot_id: boot_id.to_owned(), read: 0, inode: 0, distrusted: false }
     }
 
     /// What is new since the last time, with its wall-clock time. Whole lines only.
     pub(super) fn take(&mut self) -> Vec<(jiff::Timestamp, Reap)> {
-        // What says who was killed is believed of root alone.
+        // What says who was killed is believed only where nobody else could have written it.
         let Ok(metadata) = std::fs::symlink_metadata(&self.path) else { return Vec::new() };
-        if !metadata.is_file() || trust::no_others(&self.path, &metadata).is_err() {
+        if !metadata.is_file() {
+            return Vec::new();
+        }
+        let trusted = trust::no_others(&self.path, &metadata);
+        let before = std::mem::replace(&mut self.distrusted, trusted.is_err());
+        if let Err(error) = trusted {
+            if !before {
+                tracing::warn!("the record of reaps is not believed: {error}");
+            }
             return Vec::new();
         }
         if metadata.ino() != self.inode || metadata.len() < self.read {

@@ -49,8 +49,6 @@ const TICK: Duration = Duration::from_secs(1);
 const TELL_APART: Duration = Duration::from_secs(10);
 /// The wall clock was set, or has drifted so far: the journal is told, whose times are all since boot.
 const CLOCK_MOVED: u64 = NANOS / 10;
-/// More than a clock drifts between two signs of life.
-const CLOCK_SET: u64 = NANOS;
 /// Of a sender.
 const ANCESTORS: usize = 16;
 

@@ -4,11 +4,13 @@ use std::{collections::VecDeque, time::Duration};
 
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 
-use super::rows::{self, GpuRow, HolderRow, Identity, Memories, Sort};
-use crate::{holders::report::HoldersReport, out::sanitize::escape};
+use super::rows::{self, GpuRow, HolderRow, Memories, Sort};
+use crate::{history::rows::Key, holders::report::HoldersReport, out::sanitize::escape};
 
 /// Events that can be scrolled back to.
 const EVENTS: usize = 500;
+/// Between TERM and KILL.
+pub(super) const GRACE: Duration = Duration::from_secs(10);
 /// How long a fence from here lasts.
 pub(super) const TTL: Duration = Duration::from_mins(10);
 
@@ -17,7 +19,7 @@ pub(super) const TTL: Duration = Duration::from_mins(10);
 pub(super) enum Deed {
     /// With KILL at once, or after TERM and the usual time.
     Reap {
-        who: Identity,
+        who: Key,
         comm: String,
         now: bool,
     },
@@ -34,7 +36,7 @@ impl Deed {
     pub(super) fn question(&self) -> String {
         match self {
             Self::Reap { who, comm, now: false } => {
-                format!("send TERM, and KILL after 10 s, to {comm} (pid {})?", who.pid)
+                format!("send TERM, and KILL after {} s, to {comm} (pid {})?", GRACE.as_secs(), who.pid)
             }
             Self::Reap { who, comm, now: true } => format!("send KILL to {comm} (pid {}) at once?", who.pid),
             Self::Fence { node } => format!("refuse new opens of {node}, host-wide, for {} min?", TTL.as_secs() / 60),
@@ -90,7 +92,7 @@ pub(super) struct App {
     pub(super) filter: String,
     /// Only this GPU, by node.
     pub(super) node: Option<String>,
-    pub(super) selected: Option<(Identity, String)>,
+    pub(super) selected: Option<(Key, String)>,
     pub(super) mode: Mode,
     pub(super) paused: bool,
     /// What is being done.
@@ -363,7 +365,7 @@ mod tests {
     #[test]
     fn only_a_yes_kills() {
         let mut app = app();
-        let who = Identity { pid: 4711, start_ns: 47 };
+        let who = Key { pid: 4711, start_ns: 47 };
         for (keys, now) in [("↓k", false), ("K", true)] {
             assert_eq!(press(&mut app, keys), None);
             let deed = Deed::Reap { who, comm: "python3".to_owned(), now };

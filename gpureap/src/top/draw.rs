@@ -14,6 +14,7 @@ use super::{
 };
 use crate::{
     classify::Class,
+    error::NO_DEVICE,
     holders::report::{HoldersReport, Role},
     out::{
         sanitize::escape,
@@ -101,7 +102,7 @@ fn gpu_block(gpus: &[GpuRow], app: &App, lines: usize, palette: Palette) -> Vec<
         let trouble = app.trouble.as_deref().map(|trouble| escape(trouble).into_owned());
         let nothing = match (&app.report, trouble) {
             (_, Some(trouble)) => trouble,
-            (Some(_), None) => "no NVIDIA device, and no stand-in is configured".to_owned(),
+            (Some(_), None) => NO_DEVICE.to_owned(),
             (None, None) => "looking …".to_owned(),
         };
         text.push(Line::styled(format!(" {nothing}"), palette.alarm()));
@@ -245,12 +246,11 @@ fn holder_row(row: &HolderRow, classes: bool, palette: Palette) -> Row<'static> 
 
 fn events(app: &App, lines: usize) -> Vec<Line<'static>> {
     let back = if app.back > 0 { format!("  {} back, ] goes on", app.back) } else { String::new() };
-    let mut text = vec![Line::styled(format!(" EVENTS{back}"), Style::new().add_modifier(Modifier::BOLD))];
+    let trouble = app.events_trouble.as_deref().map(|trouble| format!("  ({})", escape(trouble))).unwrap_or_default();
+    let title = format!(" EVENTS{back}{trouble}");
+    let mut text = vec![Line::styled(title, Style::new().add_modifier(Modifier::BOLD))];
     let end = app.events.len() - app.back.min(app.events.len());
     let room = lines - 1;
-    if let (0, Some(trouble)) = (end, &app.events_trouble) {
-        text.push(Line::styled(format!(" {}", escape(trouble)), Palette::dim()));
-    }
     text.extend(app.events.range(end.saturating_sub(room)..end).map(|line| Line::raw(format!(" {line}"))));
     text
 }
@@ -279,7 +279,7 @@ fn footer(app: &App, palette: Palette) -> Line<'static> {
 }
 
 const HELP: &str = " ↑ ↓ PgUp PgDn Home End   select a process         Esc  select none
- k   TERM, and KILL after 10 s      K   KILL at once
+ k   TERM, and KILL some time later  K   KILL at once
  f   fence the row's GPU, or open it again    g    one GPU after the other
  s   sort by the next column        r   reverse the order
  /   filter: words that must all be there

@@ -6,7 +6,6 @@ mod rows;
 mod source;
 
 use std::{
-    env,
     io::{self, IsTerminal as _},
     sync::mpsc::{self, Sender, SyncSender},
 };
@@ -23,8 +22,8 @@ use crate::{
     config::Config,
     error::Failure,
     exit_code::Exit,
-    gpu::devices,
     model::DeviceKind,
+    out::Style,
 };
 
 /// What waits to be shown. A screen that is not read, as over a slow line, holds up whoever fills it.
@@ -41,6 +40,7 @@ pub fn run(args: &TopArgs, global: &Global, config: &Config) -> anyhow::Result<E
     let holders = HoldersArgs { choosing: choosing.clone(), ..HoldersArgs::default() };
     // A wrong choice is said before the screen is taken, and whoever may see nothing is told so by the command's exit code.
     let first = crate::commands::holders::report(&holders, config)?;
+    let has_gpu = first.devices.iter().any(|device| device.kind == DeviceKind::Gpu);
     let mut app = App::new(std::process::id());
     app.show(Ok(first));
 
@@ -48,10 +48,10 @@ pub fn run(args: &TopArgs, global: &Global, config: &Config) -> anyhow::Result<E
     let (look, asks) = mpsc::channel();
     source::looks(config.clone(), holders, *interval, asks, out.clone())?;
     source::events(config, out.clone())?;
-    if devices::discover(&config.paths, &config.devices)?.gpus().any(|device| device.kind == DeviceKind::Gpu) {
+    if has_gpu {
         source::memory(config.nvml.clone(), out.clone())?;
     }
-    let palette = Palette { colours: env::var_os("NO_COLOR").is_none_or(|value| value.is_empty()) };
+    let palette = Palette { colours: Style::of_stdout().colours };
     let mut screen = Screen { app, palette, config, global, look, out };
     // It puts the terminal back also when this panics.
     let terminal = ratatui::try_init()?;
@@ -100,7 +100,7 @@ impl Screen<'_> {
                     }
                     Message::Memory(Err(trouble)) => self.app.memory_trouble = Some(trouble),
                     Message::Event(line) => self.app.event(line),
-                    Message::NoEvents(trouble) => self.app.events_trouble = Some(trouble),
+                    Message::Events(told) => self.app.events_trouble = told.err(),
                     Message::Done(said) => self.app.done(said),
                 }
             }

@@ -10,17 +10,11 @@ use jiff::SignedDuration;
 use crate::{
     classify::Class,
     gpu::nvml::Snapshot,
+    history::rows::Key,
     holders::report::{DeviceReport, HeldReport, HolderReport, HoldersReport, Origin, Role},
     model::DeviceKind,
     out::words,
 };
-
-/// A process as the table keeps it apart: a pid can come back.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Identity {
-    pub(super) pid: u32,
-    pub(super) start_ns: u64,
-}
 
 /// One GPU.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -41,7 +35,8 @@ pub(super) struct GpuRow {
 /// One process on one GPU; without a GPU, on the nodes that all share.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct HolderRow {
-    pub(super) who: Identity,
+    /// By which the table keeps it apart: a pid can come back.
+    pub(super) who: Key,
     /// The number; the node's name without its directory for a stand-in; `-` for nodes that all GPUs share.
     pub(super) gpu: String,
     /// Its place among the devices, where it is a GPU.
@@ -59,7 +54,7 @@ pub(super) struct HolderRow {
     pub(super) held: Option<(SignedDuration, bool)>,
     pub(super) comm: String,
     pub(super) command: String,
-    /// Container, job, pod or unit, the first that it has.
+    /// Job, pod, container or unit, the first that it has.
     pub(super) place: Option<String>,
 }
 
@@ -119,7 +114,7 @@ pub(super) fn holders(report: &HoldersReport, memories: &Memories, own: u32) -> 
                     rows.push(row(holder, Some(device), &[held], memories, report));
                 }
                 Some(_) => shared.push(held),
-                // Not among the chosen.
+                // No device of this report.
                 None => {}
             }
         }
@@ -148,7 +143,7 @@ fn row(
     let first = held.iter().filter_map(|held| held.first_open).min();
     let job = slurm_job.as_ref().map(|job| format!("job {job}"));
     HolderRow {
-        who: Identity { pid: *pid, start_ns: *start_ns },
+        who: Key { pid: *pid, start_ns: *start_ns },
         gpu: device.map_or_else(|| "-".to_owned(), label),
         order: device.and_then(|device| report.devices.iter().position(|other| other.node == device.node)),
         node: device.map_or_else(|| held[0].node.clone(), |device| device.node.clone()),

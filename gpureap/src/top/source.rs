@@ -5,7 +5,7 @@ use std::{
     io,
     path::Path,
     process::{Command, Stdio},
-    sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender},
+    sync::mpsc::{Receiver, RecvTimeoutError, SendError, Sender, SyncSender},
     thread,
     time::{Duration, Instant},
 };
@@ -14,18 +14,22 @@ use ratatui::crossterm::event;
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::{
-    app::{Deed, TTL},
-    rows::{Identity, Memories},
+    app::{Deed, GRACE, TTL},
+    rows::Memories,
 };
 use crate::{
-    api::{self, client},
+    api::{self, client, client::Unanswered},
     cli::HoldersArgs,
     clock::boottime_ns,
     commands::holders,
     config::{self, Config},
     exit_code::Exit,
     gpu::nvml::{NvmlChild, NvmlTrouble},
-    history::{event::What, line},
+    history::{
+        event::{Event, What},
+        line,
+        rows::Key,
+    },
     holders::report::HoldersReport,
     out::words::{took, word},
     reap::report::Report,
@@ -37,8 +41,8 @@ pub(super) enum Message {
     Report(Box<Result<HoldersReport, String>>),
     Memory(Result<Memories, String>),
     Event(String),
-    /// There will be none.
-    NoEvents(String),
+    /// Whether there are events from now on, and else why not.
+    Events(Result<(), String>),
     Terminal(event::Event),
     /// The terminal is gone, or a signal ends this.
     Closed,
@@ -100,17 +104,26 @@ const fn matters(what: &What) -> bool {
     !matches!(what, What::Process(_) | What::Thread(_) | What::Held(_) | What::Memory(_) | What::Peer(_))
 }
 
+/// Until the daemon or the screen is gone.
+fn tell(
+    stream: impl Iterator<Item = Result<Event, Unanswered>>,
+    out: &SyncSender<Message>,
+) -> Result<(), SendError<Message>> {
+    out.send(Message::Events(Ok(())))?;
+    for event in stream.map_while(Result::ok).filter(|event| matters(&event.what)) {
+        out.send(Message::Event(line::short(&event)))?;
+    }
+    out.send(Message::Events(Err("no events: the daemon is gone".to_owned())))
+}
+
 /// What the daemon sees, a line each.
 pub(super) fn events(config: &Config, out: SyncSender<Message>) -> io::Result<()> {
     let path = api::path(&config.paths.run);
     start("events", move || {
         loop {
             let told = match client::follow(&path) {
-                Ok(stream) => stream
-                    .map_while(Result::ok)
-                    .filter(|event| matters(&event.what))
-                    .try_for_each(|event| out.send(Message::Event(line::short(&event)))),
-                Err(error) => out.send(Message::NoEvents(format!("no events: {error}"))),
+                Ok(stream) => tell(stream, &out),
+                Err(error) => out.send(Message::Events(Err(format!("no events: {error}")))),
             };
             if told.is_err() {
                 return;
@@ -197,7 +210,7 @@ pub(super) fn deed(
 
 /// A pid that was on the screen may be somebody else's by the time of the yes.
 fn still_there(config: &Config, deed: &Deed) -> Result<(), String> {
-    let Deed::Reap { who: Identity { pid, start_ns }, comm, .. } = deed else { return Ok(()) };
+    let Deed::Reap { who: Key { pid, start_ns }, comm, .. } = deed else { return Ok(()) };
     let mut args = HoldersArgs::default();
     args.choosing.pid = vec![*pid];
     let report = holders::report(&args, config).map_err(|error| format!("{error:#}"))?;
@@ -215,6 +228,8 @@ fn carry_out(words: &[OsString], deed: &Deed) -> Result<String, String> {
             command.args(["reap", "--yes", "--json", "--include-own-session", "--pid", &who.pid.to_string()]);
             if *now {
                 command.arg("--now");
+            } else {
+                command.args(["--grace", &format!("{}s", GRACE.as_secs())]);
             }
         }
         Deed::Fence { node } => {

@@ -14,7 +14,7 @@ use gpureap_common::counter;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Binary, bpf,
+    Binary, bpf, check_root,
     churner::Told,
     conditions::{Set, cpu_of},
     guest,
@@ -117,11 +117,11 @@ pub(super) fn run(options: &Options) -> Result<()> {
         let churns = told.iter().map(|line| serde_json::from_str(line)).collect::<Result<_, _>>()?;
         (surroundings, churns, Vec::new())
     } else {
-        ensure!(rustix::process::geteuid().is_root(), "the measurements need root: they load kernel programs");
+        check_root()?;
         let mut place = Place::without_daemon(&gpureap)?;
         let surroundings = Surroundings::look(&gpureap, Some(place.device), commit)?;
         let churn = churn(&mut place, Set::Gate, plan)?;
-        let notes = place.log().into_iter().map(|line| format!("the daemon said: {line}")).collect();
+        let notes = place.said();
         (surroundings, vec![churn], notes)
     };
     notes.splice(0..0, surroundings.notes().into_iter().chain(note.iter().cloned()));
@@ -313,7 +313,7 @@ fn tables(churns: &[Churn], plan: &Plan) -> String {
 
 /// In the virtual machine: every set, one after the other.
 pub(super) fn in_guest(place: &mut Place, plan: &Plan) -> Result<()> {
-    for set in [Set::Kprobe, Set::Fentry, Set::Gate] {
+    for set in Set::ALL {
         guest::tell(&churn(place, set, plan)?)?;
     }
     Ok(())

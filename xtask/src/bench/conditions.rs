@@ -23,6 +23,9 @@ pub(super) enum Set {
 }
 
 impl Set {
+    /// In the order in which gpureap tries them.
+    pub(super) const ALL: [Self; 3] = [Self::Kprobe, Self::Fentry, Self::Gate];
+
     pub(super) const fn name(self) -> &'static str {
         match self {
             Self::Kprobe => "kprobe",

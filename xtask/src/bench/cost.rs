@@ -7,9 +7,9 @@ use anyhow::{Context as _, Result, ensure};
 use serde::Serialize;
 
 use super::{
-    Binary,
+    Binary, check_root,
     conditions::{Condition, Plan, Set, Visit, measure},
-    cost_vm::ONE,
+    cost_vm::limit,
     place::Place,
     report::{Report, Surroundings, push},
     stats::{Bar, Ratio, median, short},
@@ -67,7 +67,7 @@ struct Ratios {
 
 pub(super) fn run(options: &Options) -> Result<()> {
     let Options { binary, rounds, repeats, note, out } = options;
-    ensure!(rustix::process::geteuid().is_root(), "the measurements need root: they load kernel programs");
+    check_root()?;
     ensure!(*rounds > 0 && *repeats > 0, "nothing to measure");
     let (gpureap, commit) = binary.get()?;
     let mut place = Place::without_daemon(&gpureap)?;
@@ -86,7 +86,7 @@ pub(super) fn run(options: &Options) -> Result<()> {
         Ok(())
     })?;
     notes.push(Surroundings::load_after()?);
-    notes.extend(place.log().into_iter().map(|line| format!("the daemon said: {line}")));
+    notes.extend(place.said());
 
     let rows = Work::ALL.into_iter().map(|work| row(&site, &visits, work)).collect::<Result<_>>()?;
     let results = Results { rounds: *rounds, rows };
@@ -126,11 +126,11 @@ fn row(site: &Site, visits: &[Visit], work: Work) -> Result<Row> {
 /// Noise is what nothing differs from itself: the farther end of that interval.
 fn bars(results: &Results) -> Vec<Bar> {
     let Results { rounds: _, rows } = results;
-    let others = rows.iter().filter(|row| !row.of.of_devices() && row.of != Work::ForkExec);
+    let others = rows.iter().filter(|row| !row.of.is_tracked());
     others
         .map(|Row { work, cpu: Ratios { again, gate, tracer: _ }, .. }| {
             let noise = (again.high - 1.0).abs().max((1.0 - again.low).abs());
-            let limit = (((1.0 + noise) * 1e4).round() / 1e4).max(ONE);
+            let limit = limit(noise);
             Bar::at_most(format!("`gate` by nothing, {work}: 1.00 or the noise"), limit, "×", Some(gate.median))
         })
         .collect()

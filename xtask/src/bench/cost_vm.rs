@@ -36,8 +36,6 @@ pub(crate) struct Options {
     out: PathBuf,
 }
 
-pub(super) const SETS: [Set; 3] = [Set::Kprobe, Set::Fentry, Set::Gate];
-
 pub(super) const CONDITIONS: [Condition; 8] = [
     Condition::Nothing,
     Condition::Empty(Set::Kprobe),
@@ -51,6 +49,11 @@ pub(super) const CONDITIONS: [Condition; 8] = [
 
 /// What two decimals show as 1.00.
 pub(super) const ONE: f64 = 1.005;
+
+/// What a work that has nothing to do with gpureap may cost at most: so much noise, or [`ONE`].
+pub(super) fn limit(noise: f64) -> f64 {
+    (((1.0 + noise) * 1e4).round() / 1e4).max(ONE)
+}
 
 /// For a set over empty programs on its hooks.
 const BAR: f64 = 1.3;
@@ -111,7 +114,7 @@ pub(super) fn run(options: &Options) -> Result<()> {
     let rows = Work::ALL.into_iter().map(|work| row(&visits, work)).collect::<Result<_>>()?;
     let results = Results { rounds: *rounds, rows, lookups };
     let (bars, tables) = (bars(&results), tables(&results));
-    let probe_set = SETS.map(Set::name).join(", ");
+    let probe_set = Set::ALL.map(Set::name).join(", ");
     let report = Report { bench: "cost-vm".to_owned(), surroundings, probe_set, bars, notes: note.clone(), results };
     report.write(out, "What the probe sets cost, in instructions", &tables)
 }
@@ -125,7 +128,7 @@ fn row(visits: &[Visit], work: Work) -> Result<Row> {
     let nothing = figure(Condition::Nothing)?;
     let blocks = of(Condition::Nothing);
     let (low, high) = blocks.iter().fold((f64::INFINITY, 0.0_f64), |(low, high), ns| (low.min(*ns), high.max(*ns)));
-    let sets = SETS
+    let sets = Set::ALL
         .into_iter()
         .map(|set| Ok(Pair { set, empty: figure(Condition::Empty(set))?, gpureap: figure(Condition::Gpureap(set))? }));
     Ok(Row {
@@ -148,9 +151,9 @@ fn bars(results: &Results) -> Vec<Bar> {
             bars.push(Bar::at_most(format!("`{name}` over empty programs on its hooks, {}", row.work), BAR, "×", cost));
         }
     }
-    for row in rows.iter().filter(|row| !row.of.of_devices() && row.of != Work::ForkExec) {
+    for row in rows.iter().filter(|row| !row.of.is_tracked()) {
         let gate = row.sets.iter().find(|cost| cost.set == Set::Gate).map(|cost| cost.gpureap / row.nothing);
-        let limit = (((1.0 + row.spread) * 1e4).round() / 1e4).max(ONE);
+        let limit = limit(row.spread);
         bars.push(Bar::at_most(format!("`gate` by nothing, {}: 1.00 or the spread", row.work), limit, "×", gate));
     }
     bars
@@ -170,10 +173,13 @@ fn tables(results: &Results) -> String {
          one at `sys_exit`.\n\n"
     );
     push(&mut text, format_args!("| operation | nothing | spread |"));
-    for set in SETS.map(Set::name) {
+    for set in Set::ALL.map(Set::name) {
         push(&mut text, format_args!(" empty, `{set}` | `{set}` | by empty |"));
     }
-    push(&mut text, format_args!(" tracer of system calls |\n|---|--:|--:|{}--:|\n", "--:|".repeat(3 * SETS.len())));
+    push(
+        &mut text,
+        format_args!(" tracer of system calls |\n|---|--:|--:|{}--:|\n", "--:|".repeat(3 * Set::ALL.len())),
+    );
     for Row { work, nothing, spread, sets, tracer, of: _ } in rows {
         push(&mut text, format_args!("| {work} | {} | {:.2} % |", short(*nothing), spread * 100.0));
         for cost in sets {

@@ -6,9 +6,9 @@ use anyhow::{Context as _, Result, ensure};
 use serde::Serialize;
 
 use super::{
-    Binary,
+    Binary, check_root,
     churn::memory,
-    conditions::cpu_of,
+    conditions::{Set, cpu_of},
     place::Place,
     report::{Report, Surroundings, push},
     stats::{Bar, Stats, short},
@@ -73,7 +73,7 @@ const SETTLE: Duration = Duration::from_secs(5);
 
 pub(super) fn run(options: &Options) -> Result<()> {
     let Options { binary, starts, idle, note, out } = options;
-    ensure!(rustix::process::geteuid().is_root(), "the measurements need root: they load kernel programs");
+    check_root()?;
     ensure!(*starts > 0 && *idle > 0, "nothing to measure");
     let (gpureap, commit) = binary.get()?;
     let mut place = Place::without_daemon(&gpureap)?;
@@ -82,10 +82,10 @@ pub(super) fn run(options: &Options) -> Result<()> {
     notes.extend(note.iter().cloned());
     let mut times = Vec::new();
     for _ in 0..*starts {
-        times.push(place.start_daemon(None)?);
+        times.push(place.start_daemon(Some(Set::Gate.name()))?);
         place.stop_daemon()?;
     }
-    place.start_daemon(None)?;
+    place.start_daemon(Some(Set::Gate.name()))?;
     let pid = place.daemon()?.as_raw_nonzero().get();
     thread::sleep(SETTLE);
     let after_start = Memory::of(pid)?;
@@ -97,7 +97,7 @@ pub(super) fn run(options: &Options) -> Result<()> {
         Idle { cpu_ms: (cpu_now - cpu) / 1e6, wakeups: woken_now - woken, forks_on_host: forked_now - forked };
     let after_idle = Memory::of(pid)?;
     notes.push(Surroundings::load_after()?);
-    notes.extend(place.log().into_iter().map(|line| format!("the daemon said: {line}")));
+    notes.extend(place.said());
 
     let results = Results {
         start: Stats::of(&times).context("no starts")?,
@@ -108,8 +108,14 @@ pub(super) fn run(options: &Options) -> Result<()> {
         after_idle,
     };
     let (bars, tables) = (bars(&results), tables(&results));
-    let report =
-        Report { bench: "daemon".to_owned(), surroundings, probe_set: "gate".to_owned(), bars, notes, results };
+    let report = Report {
+        bench: "daemon".to_owned(),
+        surroundings,
+        probe_set: Set::Gate.name().to_owned(),
+        bars,
+        notes,
+        results,
+    };
     report.write(out, "What the daemon needs for itself", &tables)
 }
 

@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use super::{
     churn,
     conditions::{self, Set, Visit},
-    cost_vm::{CONDITIONS, SETS},
+    cost_vm::CONDITIONS,
     lookup::{Lookup, look_up},
     place::Place,
     work::Site,
@@ -88,7 +88,7 @@ fn boot(measure: &Measure) -> Result<()> {
             let plan =
                 conditions::Plan { conditions: CONDITIONS.to_vec(), rounds: *rounds, repeats: 3, stop_daemon: true };
             conditions::measure(&mut place, &site, &plan, |visit| tell(&Cost::Visit(visit)))?;
-            for set in SETS {
+            for set in Set::ALL {
                 place.start_daemon(Some(set.name()))?;
                 tell(&Cost::Lookup(set, look_up(&place, Path::new(LOOKUP))?))?;
                 place.stop_daemon()?;

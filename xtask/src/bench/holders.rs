@@ -190,7 +190,7 @@ pub(super) fn run(options: &Options) -> Result<()> {
     }
     let lookup = look_up(&place, &lookup)?;
     notes.push(Surroundings::load_after()?);
-    notes.extend(place.log().into_iter().map(|line| format!("the daemon said: {line}")));
+    notes.extend(place.said());
 
     let bars = bars(&loads, &lookup, &probe_set);
     let results = Results { descriptors: DESCRIPTORS, holders: *holders, loads, lookup };

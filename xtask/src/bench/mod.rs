@@ -117,8 +117,13 @@ fn dist() -> PathBuf {
     root().join(target).join("dist")
 }
 
-fn check_tools() -> Result<()> {
+fn check_root() -> Result<()> {
     ensure!(rustix::process::geteuid().is_root(), "the measurements need root: they load kernel programs");
+    Ok(())
+}
+
+fn check_tools() -> Result<()> {
+    check_root()?;
     for (program, package) in [("fuser", "psmisc"), ("lsof", "lsof")] {
         ensure!(process::find_program(program).is_some(), "no {program} here (Debian: apt-get install {package})");
     }

@@ -194,6 +194,11 @@ impl Place {
         Ok(Pid::from_child(self.daemon.as_ref().context("no daemon runs")?))
     }
 
+    /// The same as notes of a report.
+    pub(super) fn said(&self) -> Vec<String> {
+        self.log().into_iter().map(|line| format!("the daemon said: {line}")).collect()
+    }
+
     /// What the daemon has complained of.
     pub(super) fn log(&self) -> Vec<String> {
         let log = fs::read_to_string(self.path("daemon.log")).unwrap_or_default();

@@ -178,7 +178,7 @@ pub(super) fn run(options: &Options) -> Result<()> {
     }
     drop(others);
     notes.push(Surroundings::load_after()?);
-    notes.extend(place.log().into_iter().map(|line| format!("the daemon said: {line}")));
+    notes.extend(place.said());
 
     let probe_set = reap.probe_set.clone();
     let results = Results {

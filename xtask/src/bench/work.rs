@@ -68,6 +68,11 @@ impl Work {
         }
     }
 
+    /// Whether gpureap has something to do with it: its cost is no noise.
+    pub(super) fn is_tracked(self) -> bool {
+        self.of_devices() || self == Self::ForkExec
+    }
+
     /// Whether it opens a device.
     pub(super) const fn of_devices(self) -> bool {
         matches!(self, Self::OtherDevice | Self::Device | Self::DeviceDup)

@@ -38,7 +38,7 @@ use crate::{
     gpu::devices::Devices,
     kernel::rights,
     model::{self, Slot},
-    trust::{self, Distrust},
+    trust,
 };
 
 const SET: &str = "set";
@@ -377,7 +377,7 @@ impl Lock {
     fn take(root: &Path) -> anyhow::Result<Option<Self>> {
         match trust::place(root) {
             Ok(_) => {}
-            Err(Distrust::Io { error, .. }) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(error) if error.is_absent() => return Ok(None),
             Err(error) => return Err(distrusted(error)),
         }
         let dir = root.join(pins::FENCE);

@@ -32,7 +32,6 @@ impl Devices {
         let mut free = (0..MAX_SLOTS).filter(|slot| !taken.contains(slot));
         let mut notes = self.notes.clone();
         let mut list = Vec::with_capacity(self.list.len());
-        let before = notes.len();
         for device in &self.list {
             let slot = known.get(&device.number()).copied().or_else(|| free.next());
             let Some(slot) = slot else {
@@ -41,8 +40,7 @@ impl Devices {
             };
             list.push((device.slot, Device { slot, ..device.clone() }));
         }
-        let untraced = notes.len() > before;
-        self.renumbered(list, notes, untraced)
+        self.renumbered(list, notes)
     }
 
     /// These devices and those of the kernel's table, whose slots stay.
@@ -84,11 +82,10 @@ impl Devices {
         for device in self.list.iter().filter(|device| !table.iter().any(|(known, _)| *known == device.number())) {
             notes.push(format!("{} is not traced by the running daemon", device.node.display()));
         }
-        let untraced = notes.len() > self.notes.len();
-        self.renumbered(list, notes, untraced)
+        self.renumbered(list, notes)
     }
 
-    fn renumbered(&self, list: Vec<(Slot, Device)>, notes: Vec<String>, untraced: bool) -> Self {
+    fn renumbered(&self, list: Vec<(Slot, Device)>, notes: Vec<String>) -> Self {
         Self {
             by_dev: list.iter().map(|(_, device)| (device.number(), device.slot)).collect(),
             present: list
@@ -97,8 +94,9 @@ impl Devices {
                 .map(|(_, device)| device.slot)
                 .collect(),
             list: list.into_iter().map(|(_, device)| device).collect(),
+            // What was noted here are devices without a slot.
+            untraced: self.untraced || notes.len() > self.notes.len(),
             notes,
-            untraced: self.untraced || untraced,
             fingerprint: self.fingerprint,
         }
     }
@@ -156,6 +154,6 @@ mod tests {
         assert_eq!(seen.by_number(4, 30).unwrap().node, std::path::Path::new("/dev/char/4:30"));
         assert_eq!(seen.by_number(4, 21), None);
         assert!(seen.notes().iter().any(|note| note.contains("/dev/tty21 is not traced")), "{:?}", seen.notes());
-        assert!(seen.lacks_some() && !devices(&[20]).traced(&table).lacks_some());
+        assert!(seen.has_untraced() && !devices(&[20]).traced(&table).has_untraced());
     }
 }

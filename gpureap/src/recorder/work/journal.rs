@@ -1,9 +1,10 @@
 //! What the journal is told beside what happens: that it has a gap, how the clock goes, that somebody holds.
 
 use super::{
-    CLOCK_MOVED, CLOCK_SET, Change, Event, Instant, NANOS, Ordering, Status, TELL_APART, What, Work, boottime_ns, wall,
+    CLOCK_MOVED, Change, Event, Instant, NANOS, Ordering, Status, TELL_APART, What, Work, boottime_ns, wall,
     wall_offset_ns,
 };
+use crate::clock::CLOCK_SET;
 
 impl Work {
     /// Whether it lacks something, and whether it can be written.

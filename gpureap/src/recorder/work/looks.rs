@@ -78,7 +78,7 @@ impl Work {
         }
     }
 
-    pub(super) fn found(&mut self, holder: &Holder) {
+    fn found(&mut self, holder: &Holder) {
         if self.own.contains(&Key::from(holder.key)) {
             return;
         }
@@ -92,7 +92,7 @@ impl Work {
     }
 
     /// No event tells of the end of who holds nothing; the kernel's memory has it for a while.
-    pub(super) fn look_at_ancestors(&mut self, key: Key) {
+    fn look_at_ancestors(&mut self, key: Key) {
         for mut process in self.state.living_ancestors(key) {
             let exit = self.eyes.lineage().lookup(process.key.into()).and_then(|known| known.exit);
             if let Some((boot_ns, status)) = exit {
@@ -102,7 +102,7 @@ impl Work {
         }
     }
 
-    pub(super) fn found_nothing(&mut self, tgid: u32) {
+    fn found_nothing(&mut self, tgid: u32) {
         let keys: Vec<Key> = self.state.keys().filter(|key| key.pid == tgid).collect();
         for key in keys {
             self.is_without(key);
@@ -110,7 +110,7 @@ impl Work {
     }
 
     /// A process that may hold and of which a look found nothing.
-    pub(super) fn is_without(&mut self, key: Key) {
+    fn is_without(&mut self, key: Key) {
         if self.state.has_exited(key) {
             self.wait_for_end(key);
             return;
