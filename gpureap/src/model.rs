@@ -21,6 +21,13 @@ pub enum Backend {
     Gate,
 }
 
+impl Backend {
+    /// Whether it counts every descriptor and file in the kernel; `gate` only names candidates.
+    pub const fn counts(self) -> bool {
+        matches!(self, Self::Kprobe | Self::Fentry)
+    }
+}
+
 /// Where a view comes from: the always-on map, a one-shot sweep by iterators, or /proc for what the caller may see.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]

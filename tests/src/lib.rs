@@ -3,4 +3,4 @@
 pub mod actor;
 pub mod harness;
 pub mod oracle;
-mod random;
+pub mod random;

@@ -2,14 +2,14 @@
 
 /// xorshift64*
 #[derive(Clone, Debug)]
-pub(crate) struct Random(u64);
+pub struct Random(u64);
 
 impl Random {
-    pub(crate) fn new(seed: u64) -> Self {
+    pub fn new(seed: u64) -> Self {
         Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
     }
 
-    pub(crate) fn below(&mut self, bound: u64) -> u64 {
+    pub fn below(&mut self, bound: u64) -> u64 {
         self.0 ^= self.0 >> 12;
         self.0 ^= self.0 << 25;
         self.0 ^= self.0 >> 27;
@@ -18,12 +18,12 @@ impl Random {
 
     /// Another row of numbers.
     #[must_use]
-    pub(crate) fn fork(&mut self) -> Self {
+    pub fn fork(&mut self) -> Self {
         Self::new(self.below(u64::from(u32::MAX)) + 1)
     }
 
     /// One of them, if there is any.
-    pub(crate) fn pick<T: Copy>(&mut self, from: &[T]) -> Option<T> {
+    pub fn pick<T: Copy>(&mut self, from: &[T]) -> Option<T> {
         (!from.is_empty()).then(|| from[self.below(from.len() as u64) as usize])
     }
 }

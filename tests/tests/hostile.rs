@@ -1,7 +1,6 @@
 //! Where something is missing or wrong, gpureap says so in one sentence and with the right exit code.
 use std::{fs, os::unix::fs::PermissionsExt as _, process::Command};
 
-use gpureap::bpf::handles::Maps;
 use gpureap_common::record::Meta;
 use gpureap_tests::harness::{Bench, Device, NOBODY, Output, Scene, World, finish, skip, sys};
 
@@ -361,9 +360,7 @@ fn pins_of_another_abi() {
     let scene = Scene::start("plain", DEV, &[]);
     assert_eq!(bench.expect_truth(&scene, &[]).source, "map");
     daemon.kill();
-    let sets: Vec<_> = fs::read_dir(bench.pins()).expect("the pins").flatten().collect();
-    let [set] = sets.as_slice() else { panic!("one set of pins") };
-    let maps = Maps::from_pins(&set.path()).expect("our own pins");
+    let maps = bench.maps();
     let meta = maps.meta().expect("the record");
     maps.set_meta(&Meta { abi: 99, ..meta }).expect("write the record");
     drop(maps);

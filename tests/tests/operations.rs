@@ -1,7 +1,6 @@
 //! The whole matrix of kernel operations: after every step, the counts are exact.
 use std::{collections::BTreeMap, path::Path, time::Duration};
 
-use gpureap::bpf::pins::set_name;
 use gpureap_tests::{
     actor::operations,
     harness::{
@@ -85,7 +84,7 @@ fn every_operation_is_counted_exactly() {
         wrong.extend(outcome.differences.into_iter().map(|text| format!("{name} {text}")));
     }
     let lost = bench.holders(&[]).lost_events;
-    let programs = pinned(&bench.pins().join(set_name(bench.kind())));
+    let programs = pinned(&bench.set());
     let skipped: BTreeMap<&str, u64> =
         programs.iter().filter_map(|one| Some((one.name.as_str(), one.skipped.filter(|n| *n > 0)?))).collect();
     record(&json!({"kind": "losses", "lost_events": lost, "skipped": skipped}));

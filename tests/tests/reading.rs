@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use gpureap::bpf::{handles::Handles, pins::set_name};
+use gpureap::bpf::handles::Handles;
 use gpureap_tests::harness::{Bench, Device, PATIENCE, Scene, note, preemptible, record, settle, skip, to_be_refused};
 use serde_json::json;
 
@@ -43,7 +43,7 @@ fn counts_are_exact_whoever_reads_meanwhile() {
 
 /// Does something while `readers` threads read a map without a break; how often they did.
 fn while_others_read(bench: &Bench, readers: u64, act: impl FnOnce()) -> u64 {
-    let set = bench.pins().join(set_name(bench.kind()));
+    let set = bench.set();
     let (stop, reads) = (AtomicBool::new(false), AtomicU64::new(0));
     std::thread::scope(|scope| {
         for _ in 0..readers {
@@ -70,13 +70,14 @@ fn no_close_is_forgotten_while_others_read() {
     }
     let bench = Bench::new(&[Device::zero()]);
     let _daemon = bench.daemon();
-    while_others_read(&bench, 2, || {
+    let reads = while_others_read(&bench, 2, || {
         let until = Instant::now() + Duration::from_secs(2);
         while Instant::now() < until {
             let files: Vec<File> = (0..50).map(|_| File::open(DEV).expect("the device")).collect();
             drop(files);
         }
     });
+    assert!(reads >= 40, "2 readers read {reads} times");
     let me = std::process::id() as i32;
     let mut lost = 0;
     let outcome = settle(PATIENCE / 4, || {

@@ -1,7 +1,6 @@
 //! Whether a probe set runs on this kernel: whole, or refused with the reason and nothing of it left.
 use std::{collections::BTreeMap, fs::File};
 
-use gpureap::bpf::pins::set_name;
 use gpureap_tests::harness::{
     Bench, Daemon, Device, PATIENCE, held_by_kernel, lacking, pinned, record, settle, to_be_refused,
 };
@@ -42,7 +41,7 @@ fn a_probe_set_attaches_whole_or_not_at_all() {
 
 fn attached(bench: &Bench) {
     assert!(!to_be_refused(), "{}: attached where it has to be refused", bench.backend);
-    let programs = pinned(&bench.pins().join(set_name(bench.kind())));
+    let programs = pinned(&bench.set());
     assert_eq!(lacking(bench.kind(), &programs), Vec::<String>::new(), "{} is whole", bench.backend);
     record(&json!({"kind": "attached", "programs": programs}));
 }

@@ -300,7 +300,7 @@ impl KernelEyes {
         let slot_of = |dev| self.slot_of(dev);
         let mut holders = join::from_sweep(&records, &slot_of);
         let mut open_files = join::files_in_sweep(&records, &slot_of);
-        let counts = matches!(self.backend, Some(Backend::Kprobe | Backend::Fentry));
+        let counts = self.backend.is_some_and(Backend::counts);
         let mut state = MapState::default();
         if self.backend.is_some() {
             state.procs = self.handles.procs()?.into_iter().collect();

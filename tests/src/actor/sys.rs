@@ -383,14 +383,16 @@ pub fn limit(resource: libc::__rlimit_resource_t, value: u64) {
     must("setrlimit", unsafe { libc::setrlimit(resource, &raw const limit) }.into());
 }
 
-/// Sets the soft limit of open descriptors of another process.
-pub fn soft_limit_files_of(pid: Pid, value: u64) {
+/// Sets the soft limit of open descriptors of a process, 0 for this one, and returns the old one.
+pub fn soft_limit_files_of(pid: Pid, value: u64) -> u64 {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: the structure is live in both calls, and what is not asked for is null.
     unsafe {
         must("prlimit", libc::prlimit(pid, libc::RLIMIT_NOFILE, ptr::null(), &raw mut limit).into());
+        let old = limit.rlim_cur;
         limit.rlim_cur = value.min(limit.rlim_max);
         must("prlimit", libc::prlimit(pid, libc::RLIMIT_NOFILE, &raw const limit, ptr::null_mut()).into());
+        old
     }
 }
 
@@ -405,17 +407,9 @@ pub fn dump_core(may: bool) {
     }
 }
 
-/// Sets the soft limit of open descriptors and returns the old one.
+/// Of this process.
 pub fn soft_limit_files(value: u64) -> u64 {
-    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: the structure is live in both calls.
-    unsafe {
-        must("getrlimit", libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit).into());
-        let old = limit.rlim_cur;
-        limit.rlim_cur = value.min(limit.rlim_max);
-        must("setrlimit", libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit).into());
-        old
-    }
+    soft_limit_files_of(0, value)
 }
 
 pub fn pidfd_open(pid: Pid) -> io::Result<Fd> {

@@ -61,12 +61,6 @@ impl Actor {
         Self::start(&["ops", name, dev])
     }
 
-    /// The names of all operations.
-    pub fn operations() -> Vec<String> {
-        let output = Command::new(program("GPUREAP_ACTOR", "gpureap-actor")).arg("ops").output().expect("the actor");
-        String::from_utf8(output.stdout).expect("names").lines().map(str::to_owned).collect()
-    }
-
     fn scenario(kind: &str, dev: &str, rest: &[&str]) -> Self {
         Self::start(&[&["hold", kind, dev], rest].concat())
     }

@@ -9,7 +9,7 @@ use std::{
 };
 
 use gpureap::{
-    bpf::handles::Maps,
+    bpf::{handles::Maps, pins::set_name},
     cli::HoldersArgs,
     config::{Config, Overrides, Paths},
     model::Backend,
@@ -165,6 +165,11 @@ impl Bench {
             "gate" => Backend::Gate,
             other => panic!("no probe set is called {other}"),
         }
+    }
+
+    /// Where the pins of the set are that this build makes here.
+    pub fn set(&self) -> PathBuf {
+        self.pins().join(set_name(self.kind()))
     }
 
     /// Where the pins go.

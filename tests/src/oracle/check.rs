@@ -48,7 +48,7 @@ pub fn differences(expected: &Expected, cast: &Cast, view: &View, known: &Known<
     for (pid, holder) in found {
         wrong.push(format!("process {pid} holds nothing, seen {}", devices(&seen_devices(holder, known))));
     }
-    let counts = matches!(view.backend, Some(Backend::Kprobe | Backend::Fentry));
+    let counts = view.backend.is_some_and(Backend::counts);
     for (slot, dev) in known.slots.iter().filter(|(_, dev)| !strangers.contains(dev)) {
         let Files { seen, hidden, descriptors: _ } = expected.files.get(dev).copied().unwrap_or_default();
         let (open, orphans) = if counts { (seen + hidden, hidden) } else { (seen, 0) };

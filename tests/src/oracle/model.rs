@@ -116,7 +116,7 @@ pub struct Expected {
     pub files: BTreeMap<Dev, Files>,
 }
 
-fn legal(condition: bool, otherwise: &'static str) -> Done {
+pub(super) fn legal(condition: bool, otherwise: &'static str) -> Done {
     if condition { Ok(()) } else { Err(Illegal(otherwise)) }
 }
 

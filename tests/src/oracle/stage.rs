@@ -22,11 +22,6 @@ use crate::{
     harness::{self, Bench, Device, settle},
 };
 
-/// Whether the view's probe set counts descriptors in the kernel.
-fn counts(view: &View) -> bool {
-    matches!(view.backend, Some(Backend::Kprobe | Backend::Fentry))
-}
-
 /// How long after a step io_uring may still be at it.
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -181,7 +176,7 @@ impl Stage {
         for (name, look) in looks {
             let view = look().unwrap_or_else(|error| panic!("{name}: {error:#}"));
             wrong.extend(differences(&expected, cast, &view, &known).into_iter().map(|line| format!("{name}: {line}")));
-            if counts(&view) {
+            if view.backend.is_some_and(Backend::counts) {
                 wrong.extend(self.counts_differ(&expected).into_iter().map(|line| format!("after {name}: {line}")));
             }
         }

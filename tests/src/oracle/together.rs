@@ -2,7 +2,7 @@
 use std::collections::BTreeSet;
 
 use super::{
-    model::{Illegal, Model},
+    model::{Illegal, Model, legal},
     step::{Act, Area, Part, RangeMode, Task},
 };
 use crate::actor::sys::Fd;
@@ -40,7 +40,6 @@ fn area(act: &Act) -> Option<Area> {
 /// What each task touches it has for itself, so one order is as good as another. A process may be killed at any moment
 /// if nothing of what its tasks do outlives it.
 pub(super) fn apply(model: &mut Model, parts: &[Part]) -> Result<(), Illegal> {
-    let legal = |condition: bool, otherwise| if condition { Ok(()) } else { Err(Illegal(otherwise)) };
     let acting: BTreeSet<Task> = parts.iter().filter_map(Part::task).collect();
     let killed: BTreeSet<Task> = parts.iter().filter_map(Part::killed).collect();
     legal(killed.iter().all(|process| !model.tasks_of(*process).is_empty()), "no such process")?;

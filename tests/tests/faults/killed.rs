@@ -6,9 +6,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use gpureap::bpf::handles::Maps;
 use gpureap_common::record::Meta;
-use gpureap_tests::harness::{Bench, Pid, Scene, note, sys, wait_for};
+use gpureap_tests::{
+    harness::{Bench, Pid, Scene, note, sys, wait_for},
+    random::Random,
+};
 use libc::{SIGCONT, SIGSTOP};
 
 use super::{DEV, all_agree, bench, in_vm};
@@ -30,20 +32,13 @@ fn a_daemon_that_stands_still_amid_churn_makes_no_count_wrong() {
     all_agree(&bench, &scene);
 }
 
-/// Numbers that are the same in each run.
-struct Dice(u64);
-
-impl Dice {
-    /// Between 0 and 1.
-    fn roll(&mut self) -> f64 {
-        // Knuth's MMIX generator; its high bits are the good ones.
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (self.0 >> 40) as f64 / f64::from(1 << 24)
-    }
+/// Between 0 and 1.
+fn part(random: &mut Random) -> f64 {
+    random.below(1 << 24) as f64 / f64::from(1 << 24)
 }
 
 /// Kills a daemon that is starting, at moments over the whole of its start: from the first map to the name of the set.
-fn killed_while_it_starts(bench: &Bench, dice: &mut Dice, rounds: usize, adopts: bool) {
+fn killed_while_it_starts(bench: &Bench, random: &mut Random, rounds: usize, adopts: bool) {
     let begun = Instant::now();
     let mut daemon = bench.daemon();
     let start = begun.elapsed();
@@ -65,7 +60,7 @@ fn killed_while_it_starts(bench: &Bench, dice: &mut Dice, rounds: usize, adopts:
         let mut child =
             bench.command(&["daemon"]).stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("start the daemon");
         // The first half of a start from nothing is the reading of the kernel's types.
-        let delay = start.mul_f64(if adopts { dice.roll() } else { 0.5 + dice.roll() * 0.6 });
+        let delay = start.mul_f64(if adopts { part(random) } else { 0.5 + part(random) * 0.6 });
         std::thread::sleep(delay);
         child.kill().and_then(|()| child.wait()).expect("kill the daemon");
         let half = bench.pins().join("new").exists();
@@ -89,16 +84,16 @@ fn killed_while_it_starts(bench: &Bench, dice: &mut Dice, rounds: usize, adopts:
 fn a_daemon_killed_at_any_moment_of_its_start_leaves_nothing_half_believed() {
     let bench = bench();
     let rounds = if in_vm() { 3 } else { 8 };
-    let mut dice = Dice(20_261_201);
-    killed_while_it_starts(&bench, &mut dice, rounds, false);
-    killed_while_it_starts(&bench, &mut dice, rounds / 2, true);
+    let mut random = Random::new(20_261_201);
+    killed_while_it_starts(&bench, &mut random, rounds, false);
+    killed_while_it_starts(&bench, &mut random, rounds / 2, true);
 }
 
 /// What the earlier version has left, under the name that it would have: its ABI and its object are others.
 fn as_of_another_version(bench: &Bench, abi: Option<u32>) {
     let sets = bench.sets();
     let [set] = sets.as_slice() else { panic!("one set: {sets:?}") };
-    let maps = Maps::from_pins(set).expect("our own pins");
+    let maps = bench.maps();
     let meta = maps.meta().expect("the record");
     let number = abi.unwrap_or(meta.abi);
     maps.set_meta(&Meta { abi: number, object: 0x0123_4567_89ab_cdef, ..meta }).expect("write the record");

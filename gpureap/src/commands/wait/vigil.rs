@@ -111,7 +111,7 @@ impl Vigil<'_> {
                 if next_view == 0 {
                     self.begin(&view);
                 }
-                let tells = matches!(view.backend, Some(Backend::Kprobe | Backend::Fentry)) && self.watch.hears();
+                let tells = view.backend.is_some_and(Backend::counts) && self.watch.hears();
                 longest = if tells { PAUSE_MAX } else { PAUSE_MAX_DEAF };
                 cost = took * PAUSE_PER_EVENT;
                 next_view = boottime_ns() + VIEW_PERIOD.max(took * PAUSE_PER_LOOK);
