@@ -16,13 +16,13 @@ pub(crate) fn now_ns() -> u64 {
 }
 
 #[inline(always)]
-fn header(kind: u16, size: usize, key: ProcKey, tid: u32) -> Header {
+fn header(kind: u16, now: u64, size: usize, key: ProcKey, tid: u32) -> Header {
     Header {
         kind,
         size: size as u16,
         // SAFETY: returns a number.
         cpu: unsafe { bpf_get_smp_processor_id() },
-        time_ns: now_ns(),
+        time_ns: now,
         tgid: key.tgid,
         tid,
         start_ns: key.start_ns,
@@ -40,10 +40,19 @@ fn submit<T: 'static>(record: T) {
     }
 }
 
+/// `now`: what the maps have too, as of one event there is one time.
 #[inline(always)]
-pub(crate) fn file(kind: u16, key: ProcKey, tid: u32, of: Of, comm: [u8; 16]) {
+pub(crate) fn file(kind: u16, now: u64, key: ProcKey, tid: u32, of: Of, comm: [u8; 16]) {
     let Of { file, dev, slot, flags } = of;
-    submit(FileEvent { header: header(kind, size_of::<FileEvent>(), key, tid), file, dev, slot, flags, pad: 0, comm });
+    submit(FileEvent {
+        header: header(kind, now, size_of::<FileEvent>(), key, tid),
+        file,
+        dev,
+        slot,
+        flags,
+        pad: 0,
+        comm,
+    });
 }
 
 /// The file that a record is about.
@@ -58,13 +67,16 @@ pub(crate) struct Of {
 /// `told` has everything but the header's time and size.
 #[inline(always)]
 pub(crate) fn signal(target: ProcKey, tid: u32, told: SignalEvent) {
-    submit(SignalEvent { header: header(event::kind::SIGNAL, size_of::<SignalEvent>(), target, tid), ..told });
+    submit(SignalEvent {
+        header: header(event::kind::SIGNAL, now_ns(), size_of::<SignalEvent>(), target, tid),
+        ..told
+    });
 }
 
 #[inline(always)]
-pub(crate) fn process(kind: u16, key: ProcKey, tid: u32, parent: ProcKey, exit_code: u32, comm: [u8; 16]) {
+pub(crate) fn process(kind: u16, now: u64, key: ProcKey, tid: u32, parent: ProcKey, exit_code: u32, comm: [u8; 16]) {
     submit(ProcEvent {
-        header: header(kind, size_of::<ProcEvent>(), key, tid),
+        header: header(kind, now, size_of::<ProcEvent>(), key, tid),
         parent_start_ns: parent.start_ns,
         parent_tgid: parent.tgid,
         exit_code,

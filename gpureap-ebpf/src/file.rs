@@ -60,7 +60,14 @@ pub(crate) fn opening(inode: u64, file: u64) {
     }
     interest(&me, now, 0, 1);
     debug!((), "open of {}:{} begins in {}, file {:x}", abi::major(rdev), abi::minor(rdev), me.tgid, file);
-    emit::file(event::kind::OPEN, me.key(), me.tid, emit::Of { file, dev: rdev, slot: device.slot, flags: 0 }, comm);
+    emit::file(
+        event::kind::OPEN,
+        now,
+        me.key(),
+        me.tid,
+        emit::Of { file, dev: rdev, slot: device.slot, flags: 0 },
+        comm,
+    );
 }
 
 /// `security_file_free(file)`: the driver's release has returned. Runs for every file of the host, sometimes in a
@@ -74,7 +81,7 @@ pub(crate) fn freed(file: u64) {
         count::up(counter::FILE_FREES);
         let me = Me::current();
         debug!((), "file {:x} of {}:{} is gone", file, abi::major(dev), abi::minor(dev));
-        emit::file(event::kind::FREE, me.key(), me.tid, emit::Of { file, dev, slot, flags }, [0; 16]);
+        emit::file(event::kind::FREE, emit::now_ns(), me.key(), me.tid, emit::Of { file, dev, slot, flags }, [0; 16]);
     }
 }
 

@@ -24,9 +24,10 @@ pub(crate) fn node_open_gate(ctx: DeviceContext) -> i32 {
     {
         let me = Me::current();
         count::up(counter::GATE_OPENS);
-        file::interest(&me, emit::now_ns(), 0, 1);
+        let now = emit::now_ns();
+        file::interest(&me, now, 0, 1);
         let of = emit::Of { file: 0, dev: abi::dev(major, minor), slot: device.slot, flags: 0 };
-        emit::file(event::kind::GATE, me.key(), me.tid, of, task::comm(me.task));
+        emit::file(event::kind::GATE, now, me.key(), me.tid, of, task::comm(me.task));
     }
     1
 }

@@ -84,7 +84,7 @@ fn inherit(parent: ProcKey, child: ProcKey, comm: [u8; 16]) {
     if PROCS.insert(child.tgid, record, 0).is_err() {
         count::up(counter::PROCS_FULL);
     }
-    emit::process(event::kind::FORK, child, child.tgid, parent, 0, comm);
+    emit::process(event::kind::FORK, now, child, child.tgid, parent, 0, comm);
 }
 
 /// match-proto: `TP_PROTO(struct task_struct *p, pid_t old_pid, struct linux_binprm *bprm)`
@@ -96,10 +96,11 @@ pub(crate) fn process_exec(ctx: BtfTracePointContext) -> i32 {
     let task = ctx.arg::<*const u8>(0) as u64;
     let key = task::key(task);
     let comm = task::comm(task);
+    let now = emit::now_ns();
     if let Some(entry) = lineage::entry(key) {
         // SAFETY: a live map value of this process, which only its own task writes.
         unsafe {
-            (*entry).exec_ns = emit::now_ns();
+            (*entry).exec_ns = now;
             (*entry).comm = comm;
             (*entry).uid = bpf_get_current_uid_gid() as u32;
             (*entry).cgroup_id = bpf_get_current_cgroup_id();
@@ -111,7 +112,7 @@ pub(crate) fn process_exec(ctx: BtfTracePointContext) -> i32 {
         unsafe {
             if (*entry).start_ns == key.start_ns {
                 (*entry).flags &= !proc_flag::MAY_MAP;
-                emit::process(event::kind::EXEC, key, key.tgid, ProcKey::default(), 0, comm);
+                emit::process(event::kind::EXEC, now, key, key.tgid, ProcKey::default(), 0, comm);
             }
         }
     }
@@ -161,10 +162,15 @@ pub(crate) fn process_exit(ctx: BtfTracePointContext) -> i32 {
     } else {
         member::<u32>(task::leader(task), &OFF_TASK_EXIT_CODE).unwrap_or(0)
     };
+    let mut now = emit::now_ns();
     if let Some(entry) = LINEAGE.get_ptr_mut(key) {
         // SAFETY: a live map value.
         unsafe {
-            (*entry).exit_ns = emit::now_ns();
+            // Of two threads that both believe to be the last, the first one's time stays.
+            if (*entry).exit_ns == 0 {
+                (*entry).exit_ns = now;
+            }
+            now = (*entry).exit_ns;
             (*entry).exit_code = code;
             (*entry).comm = comm;
         }
@@ -173,7 +179,7 @@ pub(crate) fn process_exit(ctx: BtfTracePointContext) -> i32 {
         // SAFETY: a live map value. Of two threads that both believe to be the last, one removes the entry.
         if unsafe { (*entry).start_ns } == key.start_ns && PROCS.remove(key.tgid).is_ok() {
             debug!((), "{} exits with status {:x}", key.tgid, code);
-            emit::process(event::kind::EXIT, key, Me::current().tid, ProcKey::default(), code, comm);
+            emit::process(event::kind::EXIT, now, key, Me::current().tid, ProcKey::default(), code, comm);
         }
     }
     0

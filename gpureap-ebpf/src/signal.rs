@@ -119,7 +119,15 @@ pub(crate) fn signal_generate(ctx: BtfTracePointContext) -> i32 {
 #[btf_tracepoint(function = "mark_victim")]
 pub(crate) fn oom_victim_task(ctx: BtfTracePointContext) -> i32 {
     let task = ctx.arg::<*const u8>(0) as u64;
-    emit::process(event::kind::OOM, task::key(task), task::tid(task), ProcKey::default(), 0, task::comm(task));
+    emit::process(
+        event::kind::OOM,
+        emit::now_ns(),
+        task::key(task),
+        task::tid(task),
+        ProcKey::default(),
+        0,
+        task::comm(task),
+    );
     0
 }
 
@@ -127,7 +135,7 @@ pub(crate) fn oom_victim_task(ctx: BtfTracePointContext) -> i32 {
 #[btf_tracepoint(function = "mark_victim")]
 pub(crate) fn oom_victim_tid(ctx: BtfTracePointContext) -> i32 {
     let tid = ctx.arg::<i32>(0) as u32;
-    emit::process(event::kind::OOM, ProcKey::default(), tid, ProcKey::default(), 0, [0; 16]);
+    emit::process(event::kind::OOM, emit::now_ns(), ProcKey::default(), tid, ProcKey::default(), 0, [0; 16]);
     0
 }
 
@@ -138,7 +146,7 @@ pub(crate) fn thread_new(ctx: BtfTracePointContext) -> i32 {
     let key = task::key(task);
     let tid = task::tid(task);
     if tid != key.tgid && interest(key).is_some() {
-        emit::process(event::kind::THREAD, key, tid, ProcKey::default(), 0, task::comm(task));
+        emit::process(event::kind::THREAD, emit::now_ns(), key, tid, ProcKey::default(), 0, task::comm(task));
     }
     0
 }
@@ -156,7 +164,7 @@ pub(crate) fn thread_rename(ctx: RawTracePointContext) -> i32 {
         let mut comm = [0_u8; 16];
         // SAFETY: the helper writes at most as many bytes as the array has.
         unsafe { bpf_probe_read_kernel_str((&raw mut comm).cast::<c_void>(), 16, name as *const c_void) };
-        emit::process(event::kind::THREAD, key, task::tid(task), ProcKey::default(), 0, comm);
+        emit::process(event::kind::THREAD, emit::now_ns(), key, task::tid(task), ProcKey::default(), 0, comm);
     }
     0
 }

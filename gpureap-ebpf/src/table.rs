@@ -42,7 +42,7 @@ pub(crate) fn install(table: u64, file: u64) {
     }
     file::received(&me, now);
     account(table, entry, 1, now, &me);
-    told(table, entry, file, 1);
+    told(table, entry, file, 1, now);
 }
 
 /// `locks_remove_posix(file, owner)`: one descriptor less in the table `owner`. The argument and not `current->files`:
@@ -55,8 +55,9 @@ pub(crate) fn close(file: u64, owner: u64) {
     }
     let Some(entry) = file::lookup(file) else { return };
     let me = Me::current();
-    account(owner, entry, -1, emit::now_ns(), &me);
-    told(owner, entry, file, 0);
+    let now = emit::now_ns();
+    account(owner, entry, -1, now, &me);
+    told(owner, entry, file, 0, now);
     // SAFETY: a live map value.
     unsafe {
         if (&raw const (*entry).fds).read_volatile() == 0 {
@@ -70,7 +71,7 @@ pub(crate) fn close(file: u64, owner: u64) {
 /// Tells of the first descriptor of a device in a table and of the last, for who keeps a record. Threads that race may
 /// have it told twice or not at all: it is a reason to look, the counts are the truth.
 #[inline(always)]
-fn told(table: u64, entry: *mut File, file: u64, fds: i32) {
+fn told(table: u64, entry: *mut File, file: u64, fds: i32, now: u64) {
     // SAFETY: live map values.
     unsafe {
         let slot = (*entry).slot & (MAX_SLOTS - 1);
@@ -83,7 +84,7 @@ fn told(table: u64, entry: *mut File, file: u64, fds: i32) {
         if (*owner).flags & table_flag::DYING == 0 {
             let kind = if fds == 0 { event::kind::LAST } else { event::kind::FIRST };
             let of = emit::Of { file, dev: (*entry).dev, slot, flags: 0 };
-            emit::file(kind, ProcKey::new((*owner).tgid, (*owner).start_ns), (*owner).tid, of, [0; 16]);
+            emit::file(kind, now, ProcKey::new((*owner).tgid, (*owner).start_ns), (*owner).tid, of, [0; 16]);
         }
     }
 }
@@ -167,10 +168,13 @@ fn owner(table: u64, me: &Me, now: u64) -> Option<*mut Table> {
     if let Some(owner) = TABLES.get_ptr_mut(table) {
         return Some(owner);
     }
-    let private = if me.is_private(table) { table_flag::PRIVATE } else { 0 };
+    let private = me.is_private(table);
+    let mut flags = if private { table_flag::PRIVATE } else { 0 };
     // A fork that shared it before there was a device in it left no trace.
-    let shared = if me.may_share(table) { table_flag::SHARED } else { 0 };
-    if create(table, me, now, private | shared) { TABLES.get_ptr_mut(table) } else { None }
+    if me.may_share(table, private) {
+        flags |= table_flag::SHARED;
+    }
+    if create(table, me, now, flags) { TABLES.get_ptr_mut(table) } else { None }
 }
 
 #[inline(always)]
@@ -287,27 +291,18 @@ pub(crate) fn forked(parent_table: u64, child: u64, child_table: u64, same_proce
     if child_table == 0 {
         return;
     }
+    let entry = TABLES.get_ptr_mut(child_table);
     if child_table == parent_table {
-        if same_process {
-            // A thread that shares a private table: its maker's exit no longer ends it.
-            if let Some(entry) = TABLES.get_ptr_mut(child_table) {
-                // SAFETY: a live map value.
-                unsafe {
-                    if (*entry).flags & table_flag::PRIVATE != 0 {
-                        (*entry).flags |= table_flag::SHARED;
-                    }
-                }
-            }
-            return;
-        }
         // One that has never held a device has no record, and gets its flag with that.
-        if let Some(entry) = TABLES.get_ptr_mut(child_table) {
-            // SAFETY: a live map value.
-            unsafe { (*entry).flags |= table_flag::SHARED };
+        let Some(entry) = entry else { return };
+        // SAFETY: a live map value.
+        unsafe {
+            // Of threads only one that shares a private table: its maker's exit no longer ends it.
+            if !same_process || (*entry).flags & table_flag::PRIVATE != 0 {
+                (*entry).flags |= table_flag::SHARED;
+            }
         }
-        return;
-    }
-    if let Some(entry) = TABLES.get_ptr_mut(child_table) {
+    } else if let Some(entry) = entry {
         // SAFETY: a live map value; the child does not run yet.
         unsafe {
             (*entry).start_ns = task::start_ns(child);

@@ -35,13 +35,13 @@ impl Me {
         files(self.task)
     }
 
-    /// Whether another process may use `table`, too.
+    /// Whether another process may use `table`, too, which is a thread's own if it is `private`.
     #[inline(always)]
-    pub(crate) fn may_share(&self, table: u64) -> bool {
+    pub(crate) fn may_share(&self, table: u64, private: bool) -> bool {
         let signal = member::<u64>(self.task, &OFF_TASK_SIGNAL).unwrap_or(0);
         signal != 0
             && member::<i32>(signal, &OFF_SIGNAL_LIVE)
-                .is_some_and(|threads| may_be_shared(users(table), threads, self.is_private(table)))
+                .is_some_and(|threads| may_be_shared(users(table), threads, private))
     }
 
     /// Whether `table` is this thread's own and not its process's. A leader that has exited has no table.

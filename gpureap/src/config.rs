@@ -5,6 +5,7 @@ mod file;
 use std::{
     ffi::OsString,
     fmt, fs, io,
+    os::unix::fs::FileTypeExt as _,
     path::{Path, PathBuf},
     str::FromStr,
     time::Duration,
@@ -390,6 +391,10 @@ impl Config {
 /// Root believes no file that somebody else could have written: it may name a library that is loaded.
 fn read(path: &Path) -> anyhow::Result<io::Result<String>> {
     if rustix::process::geteuid().is_root() {
+        if fs::metadata(path).is_ok_and(|meta| meta.file_type().is_fifo()) {
+            let told = format!("{} is a pipe, and root believes no configuration but a file's", path.display());
+            return Err(Failure::usage(told).into());
+        }
         match trust::place(path) {
             Ok(_) => {}
             Err(Distrust::Io { error, .. }) => return Ok(Err(error)),

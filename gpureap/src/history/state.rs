@@ -480,8 +480,9 @@ impl State {
     fn exit(&mut self, now: u64, exit: &Exit, changes: &mut Vec<Change>) -> bool {
         let Exit { key, tid: _, comm, status } = exit;
         let Some(life) = self.live.get_mut(key) else { return false };
-        life.row.exit_ns = Some(now);
-        life.row.status = Some(*status);
+        // What has been recorded of an end stays.
+        life.row.exit_ns.get_or_insert(now);
+        life.row.status.get_or_insert(*status);
         if life.row.comm.is_empty() {
             life.row.comm.clone_from(comm);
         }

@@ -387,10 +387,19 @@ fn put_process(transaction: &Transaction<'_>, boot: i64, now_ns: u64, row: &Proc
     transaction.prepare_cached(&UPSERT)?.execute(params_from_iter(values)).map(drop)
 }
 
+/// When a process ended stays as it was told first. Who is noted as an ancestor may have held something before, and then keeps
+/// what was recorded of it; a row without a name has nothing to keep.
 fn process_upsert() -> String {
+    const KEPT: &str = "excluded.ancestor AND NOT processes.ancestor AND processes.comm != ''";
     let columns: Vec<&str> = PROCESS_COLUMNS.split(',').map(str::trim).collect();
     let places = vec!["?"; columns.len() + 2].join(", ");
-    let set: Vec<String> = columns.iter().map(|column| format!("{column} = excluded.{column}")).collect();
+    let set = columns.iter().map(|column| {
+        let kept = if matches!(*column, "exit_ns" | "status") { "true" } else { KEPT };
+        format!(
+            "{column} = CASE WHEN {kept} THEN coalesce(processes.{column}, excluded.{column}) ELSE excluded.{column} END"
+        )
+    });
+    let set: Vec<String> = set.collect();
     format!(
         "INSERT INTO processes (boot, noted_ns, {PROCESS_COLUMNS}) VALUES ({places})
          ON CONFLICT (boot, pid, start_ns) DO UPDATE SET noted_ns = excluded.noted_ns, {}",

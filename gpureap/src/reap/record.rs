@@ -14,7 +14,7 @@ use super::{
     report::Scene,
     signaller::Signal,
 };
-use crate::model::ProcKey;
+use crate::{model::ProcKey, trust};
 
 pub const FILE: &str = "reaps.ndjson";
 
@@ -61,7 +61,11 @@ impl Record {
     }
 
     fn complain(&mut self, error: &io::Error) {
-        self.complaint = Some(format!("signals are not recorded in {}: {error}", self.path.display()));
+        // The process that writes can only say that it was refused; it has answered, so the disk does not hang.
+        let refused = error.kind() == io::ErrorKind::PermissionDenied;
+        let place = self.path.parent().filter(|_| refused).and_then(|directory| trust::place(directory).err());
+        let why = place.map_or_else(|| error.to_string(), |distrust| distrust.to_string());
+        self.complaint = Some(format!("signals are not recorded in {}: {why}", self.path.display()));
     }
 
     /// Why signals were sent without a record.

@@ -100,6 +100,48 @@ fn a_node_that_nobody_announced_is_no_device() {
 }
 
 #[test]
+fn what_was_told_of_an_end_stays_and_so_does_a_holder_that_is_an_ancestor_later() {
+    let place = Scene::new();
+    let mut writer = place.open("b1");
+    let ended = |at| ProcessRow { exit_ns: Some(at), status: Some(6), ..full_process() };
+    let key = full_process().key;
+    let ancestor = |key, exit_ns: Option<u64>| ProcessRow {
+        key,
+        comm: "again".into(),
+        ancestor: true,
+        exit_ns,
+        status: exit_ns.map(|_| 9),
+        ..ProcessRow::default()
+    };
+    let (shell, gone) = (process(200, None), process(201, None));
+    writer
+        .apply(&[
+            start("b1", SECOND),
+            process_change(ended(9 * SECOND)),
+            process_change(shell.clone()),
+            process_change(ancestor(gone.key, Some(3 * SECOND))),
+        ])
+        .unwrap();
+    let holds = [100, 200, 201].map(|pid| Change::Hold(hold(pid, GPU0, 2 * SECOND, Some(3 * SECOND))));
+    writer.apply(&holds).unwrap();
+    writer
+        .apply(&[
+            process_change(ended(9 * SECOND + 321)),
+            process_change(ancestor(key, Some(9 * SECOND + 321))),
+            process_change(ancestor(shell.key, Some(4 * SECOND))),
+            process_change(gone.clone()),
+        ])
+        .unwrap();
+    let record = &place.all()[0];
+    let row = |key| record.processes.iter().find(|row| row.key == key).unwrap();
+    assert_eq!(*row(key), ended(9 * SECOND));
+    // Its end is new.
+    assert_eq!(*row(shell.key), ProcessRow { exit_ns: Some(4 * SECOND), status: Some(9), ..shell });
+    // And who was an ancestor holds something now.
+    assert_eq!(*row(gone.key), ProcessRow { exit_ns: Some(3 * SECOND), status: Some(9), ..gone });
+}
+
+#[test]
 fn the_same_boot_is_taken_up_again() {
     let place = Scene::new();
     let mut writer = place.open("b1");
