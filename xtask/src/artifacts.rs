@@ -15,6 +15,8 @@ const STATIC: &str = "-Ctarget-feature=+crt-static";
 /// Always built together: another selection would unify other features and compile the dependencies again.
 const PACKAGES: [&str; 3] = ["gpureap", "gpureap-common", "gpureap-tests"];
 pub(crate) const KERNEL_TESTS: &str = "gpureap-tests";
+/// How the names of the tests begin that start Slurm, Prometheus and the like.
+const OPS: &str = "ops_";
 
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Executable {
@@ -94,6 +96,15 @@ impl Artifacts {
 
     /// The tests that need a kernel and root.
     pub(crate) fn kernel_tests(&self) -> impl Iterator<Item = &Executable> {
+        self.host_tests().filter(|test| !test.name.starts_with(OPS))
+    }
+
+    /// Those that need other people's servers as well.
+    pub(crate) fn ops_tests(&self) -> impl Iterator<Item = &Executable> {
+        self.host_tests().filter(|test| test.name.starts_with(OPS))
+    }
+
+    fn host_tests(&self) -> impl Iterator<Item = &Executable> {
         self.tests.iter().filter(|test| test.package == KERNEL_TESTS && !self.is_binary(test))
     }
 
@@ -187,6 +198,7 @@ mod tests {
 {"reason":"compiler-artifact","manifest_path":"/w/tests/Cargo.toml","target":{"name":"vm-init","kind":["bin"]},"profile":{"test":false},"executable":"/w/t/vm-init"}
 {"reason":"compiler-artifact","manifest_path":"/w/tests/Cargo.toml","target":{"name":"vm-init","kind":["bin"]},"profile":{"test":true},"executable":"/w/t/vm-init-2"}
 {"reason":"compiler-artifact","manifest_path":"/w/tests/Cargo.toml","target":{"name":"reap","kind":["test"]},"profile":{"test":true},"executable":"/w/t/reap-3"}
+{"reason":"compiler-artifact","manifest_path":"/w/tests/Cargo.toml","target":{"name":"ops_slurm","kind":["test"]},"profile":{"test":true},"executable":"/w/t/ops_slurm-4"}
 {"reason":"build-finished","success":true}
 "#;
         let artifacts = Artifacts::parse(messages).unwrap();
@@ -195,6 +207,7 @@ mod tests {
         assert_eq!(names(artifacts.binaries.iter().collect()), ["/w/t/gpureap", "/w/t/vm-init"]);
         assert_eq!(names(artifacts.unit_tests().collect()), ["/w/t/gpureap-1"]);
         assert_eq!(names(artifacts.kernel_tests().collect()), ["/w/t/reap-3"]);
+        assert_eq!(names(artifacts.ops_tests().collect()), ["/w/t/ops_slurm-4"]);
         assert_eq!(artifacts.gpureap().directory, Path::new("/w/gpureap"));
     }
 }

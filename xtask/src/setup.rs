@@ -5,7 +5,7 @@ use std::{
     process::{Command, Stdio},
 };
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, bail, ensure};
 
 use crate::{
     ebpf::{Choice, Toolchain},
@@ -55,12 +55,32 @@ const NEEDS: &[Need] = &[
     },
 ];
 
+/// The servers that the tests named `ops_…` start. Debian's packages start them at once where systemd runs; the tests use
+/// their own configurations, directories and ports.
+const SERVERS: &[Need] = &[];
+
 fn exists(path: &str) -> bool {
     Path::new(path).exists()
 }
 
 fn program(name: &str) -> bool {
     process::find_program(name).is_some()
+}
+
+pub(crate) fn servers() -> Result<()> {
+    let missing: Vec<&Need> = SERVERS.iter().filter(|need| !(need.present)()).collect();
+    if missing.is_empty() {
+        return Ok(());
+    }
+    let packages = |need: &&Need| format!("{} (Debian: apt-get install {})", need.what, need.packages.join(" "));
+    ensure!(apt_usable(), "missing here: {}", missing.iter().map(packages).collect::<Vec<_>>().join(", "));
+    let mut apt = Apt { updated: false };
+    for Need { what, present, packages } in missing {
+        println!("setup: {what} is missing");
+        apt.install(packages)?;
+        ensure!(present(), "{what} is still missing after installing {}", packages.join(" "));
+    }
+    Ok(())
 }
 
 pub(crate) fn setup() -> Result<()> {

@@ -28,10 +28,22 @@ pub(crate) struct Options {
     /// Leave out the tests that load programs into this machine's kernel
     #[arg(long)]
     no_native: bool,
+    /// Leave out the tests that start real servers
+    #[arg(long)]
+    no_ops: bool,
+    /// Run only the tests that start real servers: Slurm, Prometheus and the like
+    #[arg(long, conflicts_with_all = ["no_vm", "no_native", "no_ops"])]
+    ops: bool,
 }
 
 pub(crate) fn test(options: Options) -> Result<()> {
     let mut stages = Stages::default();
+    if options.ops {
+        if stages.run("setup", || setup::setup().map(none)).is_some() {
+            stages.run("ops", || ops(&Artifacts::build(&[])?));
+        }
+        return stages.finish();
+    }
     let ready = stages.run("setup", || setup::setup().map(none)).is_some();
     if ready {
         stages.run("lint", || lint::lint().map(none));
@@ -46,6 +58,9 @@ pub(crate) fn test(options: Options) -> Result<()> {
             stages.run("fuzz", || fuzz::fuzz(&fuzz::Options::default()));
             if !options.no_native {
                 stages.run("native", || native(&artifacts));
+            }
+            if !options.no_ops {
+                stages.run("ops", || ops(&artifacts));
             }
             if !options.no_vm {
                 stages.run("vm", || vm::run(&vm::Options::everything(), &artifacts));
@@ -115,9 +130,20 @@ fn unit(artifacts: &Artifacts) -> Result<Counts> {
 /// The kernel tests on this machine: only the `gate` set is sure to load on a host that we do not choose.
 fn native(artifacts: &Artifacts) -> Result<Counts> {
     ensure!(rustix::process::geteuid().is_root(), "the kernel tests need root (or leave them out: --no-native)");
+    on_this_kernel(artifacts, &artifacts.kernel_tests().collect::<Vec<_>>())
+}
+
+/// The tests with real servers, on loopback.
+fn ops(artifacts: &Artifacts) -> Result<Counts> {
+    ensure!(rustix::process::geteuid().is_root(), "the tests with servers need root (or leave them out: --no-ops)");
+    setup::servers()?;
+    on_this_kernel(artifacts, &artifacts.ops_tests().collect::<Vec<_>>())
+}
+
+fn on_this_kernel(artifacts: &Artifacts, tests: &[&Executable]) -> Result<Counts> {
     mount_filesystems()?;
     let mut sum = Counts::default();
-    for Executable { name, package: _, path, directory } in artifacts.kernel_tests() {
+    for Executable { name, package: _, path, directory } in tests.iter().copied() {
         println!("native: {name}");
         sum += libtest::run(
             Command::new("timeout")
