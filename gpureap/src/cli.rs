@@ -19,7 +19,7 @@ use crate::{
     config::{Overrides, StandIn, duration},
     gpu::select::By,
     model::{Backend, Source},
-    reap::{plan::Matching, scope::Scope},
+    reap::{plan::Matching, scope::Scope, signaller::Signal},
     when,
 };
 
@@ -70,7 +70,9 @@ impl Global {
             BackendChoice::Fentry => Some(Backend::Fentry),
             BackendChoice::Gate => Some(Backend::Gate),
         };
-        Overrides { config: config.clone(), devices: device.clone(), backend }
+        // Not the path that was started: that file may have been replaced since.
+        let program = Some(PathBuf::from("/proc/self/exe"));
+        Overrides { config: config.clone(), devices: device.clone(), backend, program }
     }
 
     /// The same options again, for a further gpureap.
@@ -362,7 +364,32 @@ pub struct ReapArgs {
     pub include_protected: Vec<String>,
 }
 
+/// As the command line has it without options.
+impl Default for ReapArgs {
+    fn default() -> Self {
+        Self {
+            choosing: Choosing::default(),
+            matching: None,
+            now: false,
+            grace: Duration::from_secs(10),
+            timeout: Duration::from_mins(1),
+            fence: false,
+            scope: Scope::default(),
+            stop_monitors: false,
+            dry_run: false,
+            yes: false,
+            json: false,
+            include_own_session: false,
+            include_protected: Vec::new(),
+        }
+    }
+}
+
 impl ReapArgs {
+    pub const fn first_signal(&self) -> Signal {
+        if self.now { Signal::Kill } else { Signal::Term }
+    }
+
     /// The default of `--match` follows `--gpu`: on GPU 1, a job that works on GPU 0 holds handles too.
     pub fn matching(&self) -> Match {
         self.matching.unwrap_or(if self.choosing.gpu.is_empty() { Match::Any } else { Match::Attached })

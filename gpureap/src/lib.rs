@@ -26,6 +26,7 @@ pub mod holders;
 pub mod host;
 pub mod journal;
 pub mod kernel;
+pub mod library;
 pub mod limits;
 pub mod model;
 pub mod out;
@@ -40,3 +41,8 @@ pub mod track;
 pub mod trust;
 pub mod watch;
 pub mod when;
+
+pub use self::{
+    config::Config,
+    library::{Holders, Journal, Reaper},
+};
