@@ -27,6 +27,7 @@ pub mod host;
 pub mod journal;
 pub mod kernel;
 pub mod limits;
+pub mod metrics;
 pub mod model;
 pub mod out;
 pub mod process;

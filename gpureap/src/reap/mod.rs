@@ -33,7 +33,7 @@ use self::{
     pidfd::Pidfds,
     plan::{Matching, Policy},
     reaper::Reaper,
-    record::Record,
+    record::{Ended, Record},
     report::{Report, Scene},
     signaller::Signal,
     stuck::Coroner,
@@ -200,7 +200,11 @@ pub fn reap(
     let (mut report, exit) = reaper.carry_out(planned, rungs, &Coroner::new(&config.paths.proc))?;
     report.fence = door.as_ref().map(|door| door.report(devices)).transpose()?;
     report.notes.extend(note.into_iter().chain(filter_notes).chain(record.complaint().map(str::to_owned)));
-    print(args, &report, || text::report(&report))?;
+    let printed = print(args, &report, || text::report(&report));
+    if let Some(ended) = Ended::of(&report).filter(|_| record.complaint().is_none()) {
+        ended.write(&config.paths.state);
+    }
+    printed?;
     Ok(exit)
 }
 
