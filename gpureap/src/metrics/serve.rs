@@ -45,7 +45,7 @@ const LOOK_APART: Duration = Duration::from_secs(1);
 /// Of the time, looks take no more than one part in so many.
 const LOOK_SHARE: u32 = 10;
 /// Between two attempts to listen.
-const AGAIN: Duration = Duration::from_secs(10);
+const AGAIN: Duration = Duration::from_secs(5);
 
 /// What is known outside of the kernel's maps.
 #[derive(Clone, Debug)]
