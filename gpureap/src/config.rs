@@ -5,6 +5,7 @@ mod file;
 use std::{
     ffi::OsString,
     fmt, fs, io,
+    net::SocketAddr,
     os::unix::fs::FileTypeExt as _,
     path::{Path, PathBuf},
     str::FromStr,
@@ -15,7 +16,7 @@ use anyhow::Context as _;
 use gpureap_common::abi::{ANY_MINOR, MAX_MAJOR};
 use jiff::{Span, SpanRelativeTo};
 
-use self::file::{MapSize, RawConfig, RawDaemon, RawDevice, RawJournal, RawKind, RawMaps, RawNvml};
+use self::file::{MapSize, RawConfig, RawDaemon, RawDevice, RawJournal, RawKind, RawMaps, RawMetrics, RawNvml};
 use crate::{
     classify::Rules,
     error::Failure,
@@ -164,6 +165,13 @@ impl Default for Maps {
     }
 }
 
+/// Numbers for Prometheus.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Metrics {
+    /// Where they are served; `None`: nowhere.
+    pub listen: Option<SocketAddr>,
+}
+
 /// How NVIDIA's management library is asked.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Nvml {
@@ -275,6 +283,7 @@ pub struct Config {
     pub maps: Maps,
     pub nvml: Nvml,
     pub journal: Journal,
+    pub metrics: Metrics,
     /// `None`: the first set that works, in order of preference.
     pub backend: Option<Backend>,
     /// `daemon --kernel-log`.
@@ -290,6 +299,7 @@ impl Default for Config {
             devices: Vec::new(),
             daemon: Daemon { sweep_period: Duration::from_secs(30), loss_poll: Duration::from_secs(1), socket: true },
             maps: Maps::default(),
+            metrics: Metrics::default(),
             nvml: Nvml::default(),
             journal: Journal::default(),
             backend: None,
@@ -355,7 +365,7 @@ impl Config {
             Failure::usage(format!("{}:{line}: {message}", path.display()))
         };
         let raw: RawConfig = toml::from_str(text).map_err(|error| at(error.span(), error.message()))?;
-        let RawConfig { device, daemon, maps, nvml, journal, class } = raw;
+        let RawConfig { device, daemon, maps, nvml, journal, metrics, class } = raw;
         let mut devices = Vec::new();
         for entry in device {
             let span = Some(entry.span());
@@ -370,6 +380,7 @@ impl Config {
         let RawDaemon { sweep_period, loss_poll, socket } = daemon;
         let RawNvml { enabled, library, timeout } = nvml;
         let RawJournal { enabled: records, max_age, max_size, environment, heartbeat, memory_period } = journal;
+        let RawMetrics { listen } = metrics;
         let RawMaps { files, holders, tables, procs, lineage } = maps;
         let size = |entries: Option<MapSize>, default: u32| entries.map_or(default, |entries| entries.0);
         Ok(Self {
@@ -401,6 +412,7 @@ impl Config {
                 heartbeat: heartbeat.map_or(default.journal.heartbeat, |period| period.0),
                 memory_period: memory_period.map_or(default.journal.memory_period, |period| period.0),
             },
+            metrics: Metrics { listen: listen.map(|listen| listen.0) },
             ..default
         })
     }

@@ -7,6 +7,7 @@ use std::{
     io::{Read as _, Seek as _, Write as _},
     os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _},
     path::{Path, PathBuf},
+    sync::Arc,
     time::Duration,
 };
 
@@ -17,6 +18,7 @@ use sd_notify::NotifyState;
 use tokio::{
     io::{Interest, unix::AsyncFd},
     signal::unix::{SignalKind, signal},
+    sync::watch,
     time::{Instant, MissedTickBehavior, interval, sleep_until},
 };
 
@@ -40,6 +42,7 @@ use crate::{
     footprint,
     gpu::devices::{self, Devices},
     history::event::{self, What},
+    metrics::{self, Metrics},
     model::Backend,
     recorder::{Begin, KeepNothing, Recorder},
     trust::{self, Distrust},
@@ -68,18 +71,23 @@ pub fn run(args: &DaemonArgs, config: &Config) -> anyhow::Result<Exit> {
     announce(&tracer, &devices);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let fence = FenceWatch::default();
-    let (recorder, journal_notes) = record(config, &tracer, &devices)?;
+    let begin = Begin::new(&tracer, &devices);
+    let metrics = Arc::clone(&begin.metrics);
+    let (recorder, journal_notes) = record(config, begin)?;
     for note in journal_notes {
         tracing::warn!("{note}");
     }
     let maps = &tracer.eyes().handles().maps;
     let lost = Lost { maps: maps.state(Word::ToldLost)?, ring: maps.state(Word::ToldFull)? };
-    runtime.block_on(Daemon { config, tracer, devices, to_observe: BTreeSet::new(), lost, fence, recorder }.serve())
+    let known_devices = watch::Sender::new(devices.clone());
+    let to_observe = BTreeSet::new();
+    let daemon = Daemon { config, tracer, devices, known_devices, to_observe, lost, fence, recorder, metrics };
+    daemon.serve_metrics();
+    runtime.block_on(daemon.serve())
 }
 
 /// Starts the flight recorder.
-fn record(config: &Config, tracer: &Tracer, devices: &Devices) -> anyhow::Result<(Recorder, Vec<String>)> {
-    let begin = Begin::new(tracer, devices);
+fn record(config: &Config, begin: Begin) -> anyhow::Result<(Recorder, Vec<String>)> {
     if config.journal.enabled {
         return Ok(Recorder::with_journal(config, begin, JOURNAL_PATIENCE)?);
     }
@@ -154,11 +162,14 @@ struct Daemon<'a> {
     config: &'a Config,
     tracer: Tracer,
     devices: Devices,
+    /// The same, for the thread that serves metrics.
+    known_devices: watch::Sender<Devices>,
     /// Processes that opened a device and have not been looked at since (`gate` has no hook on mmap).
     to_observe: BTreeSet<u32>,
     lost: Lost,
     fence: FenceWatch,
     recorder: Recorder,
+    metrics: Arc<Metrics>,
 }
 
 /// Losses that were told already, by this daemon or one before it.
@@ -205,7 +216,9 @@ impl Daemon<'_> {
                 _ = hangup.recv() => self.follow_driver(true)?,
                 _ = loss_poll.tick() => {
                     self.heal()?;
+                    let before = self.fence.denied();
                     self.fence.look(self.config, &self.devices);
+                    self.metrics.fence_denied(self.fence.denied() - before);
                 }
                 _ = sweep.tick() => {
                     self.follow_driver(false)?;
@@ -257,6 +270,17 @@ impl Daemon<'_> {
         Server::start(&self.config.paths.run, &self.config.paths.proc, self.recorder.feed())
             .inspect_err(|error| tracing::warn!("no socket for users who are not root: {error}"))
             .ok()
+    }
+
+    /// Tracing goes on without metrics.
+    fn serve_metrics(&self) {
+        let Some(listen) = self.config.metrics.listen else { return };
+        let (metrics, devices) = (Arc::clone(&self.metrics), self.known_devices.subscribe());
+        let sources =
+            metrics::serve::Sources { metrics, journal: self.recorder.meter(), recorder_lost: self.recorder.dropped() };
+        if let Err(error) = metrics::serve::start(self.config, listen, sources, devices) {
+            tracing::warn!("no metrics: {error}");
+        }
     }
 
     fn answer(&self, server: &mut Server, asks: Vec<Ask>) {
@@ -345,8 +369,9 @@ impl Daemon<'_> {
     }
 
     /// Whoever asks for it lets the recorder look afterwards.
-    fn resync(&self, why: &str) -> anyhow::Result<()> {
+    fn resync(&self, why: &'static str) -> anyhow::Result<()> {
         let outcome = self.tracer.resync()?;
+        self.metrics.resynced(why, outcome.corrections);
         if outcome.corrections > 0 || outcome.pending > 0 {
             tracing::info!("resync ({why}): {} corrections, {} pending", outcome.corrections, outcome.pending);
         }
@@ -366,6 +391,7 @@ impl Daemon<'_> {
             tracing::info!("the device table {why}: {} devices", devices.list().len());
             self.tracer.set_devices(&devices)?;
             self.recorder.devices(devices.clone());
+            self.known_devices.send_replace(devices.clone());
             self.devices = devices;
             self.resync("devices")?;
             self.recorder.look();

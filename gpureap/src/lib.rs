@@ -28,6 +28,7 @@ pub mod journal;
 pub mod kernel;
 pub mod library;
 pub mod limits;
+pub mod metrics;
 pub mod model;
 pub mod out;
 pub mod process;

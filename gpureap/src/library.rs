@@ -219,7 +219,7 @@ impl<'a> Reaper<'a> {
     /// What would be done.
     pub fn plan(&self) -> anyhow::Result<reap::report::Report> {
         match self.carry_out(&ReapArgs { dry_run: true, ..self.args.clone() })? {
-            Reaped::Planned(report) | Reaped::Done(report, _) => Ok(report),
+            Reaped::Planned(report) | Reaped::Done { report, .. } => Ok(report),
             Reaped::Declined => unreachable!("nobody is asked"),
         }
     }
@@ -227,7 +227,10 @@ impl<'a> Reaper<'a> {
     /// The exit is that of the command: [`Exit::Done`] says that the GPUs are free, and that it was seen.
     pub fn reap(&self) -> anyhow::Result<(reap::report::Report, Exit)> {
         match self.carry_out(&self.args)? {
-            Reaped::Done(report, exit) => Ok((report, exit)),
+            Reaped::Done { report, exit, recorded } => {
+                reap::remember(&report, recorded, self.config);
+                Ok((report, exit))
+            }
             Reaped::Planned(_) | Reaped::Declined => unreachable!("it is no plan, and nobody is asked"),
         }
     }

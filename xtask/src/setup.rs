@@ -57,7 +57,8 @@ const NEEDS: &[Need] = &[
 
 /// The servers that the tests named `ops_…` start. Debian's packages start them at once where systemd runs; the tests use
 /// their own configurations, directories and ports.
-const SERVERS: &[Need] = &[];
+const SERVERS: &[Need] =
+    &[Need { what: "Prometheus", present: || program("prometheus") && program("promtool"), packages: &["prometheus"] }];
 
 fn exists(path: &str) -> bool {
     Path::new(path).exists()

@@ -1,6 +1,6 @@
 //! The file as it is written: its tables, and the values that are checked while they are read.
 
-use std::{fmt, marker::PhantomData, path::PathBuf, str::FromStr, time::Duration};
+use std::{fmt, marker::PhantomData, net::SocketAddr, path::PathBuf, str::FromStr, time::Duration};
 
 use serde::{
     Deserialize, Deserializer,
@@ -23,6 +23,8 @@ pub(super) struct RawConfig {
     pub(super) nvml: RawNvml,
     #[serde(default)]
     pub(super) journal: RawJournal,
+    #[serde(default)]
+    pub(super) metrics: RawMetrics,
     #[serde(default, deserialize_with = "tables")]
     pub(super) class: Vec<Rule>,
 }
@@ -100,6 +102,23 @@ pub(super) struct RawJournal {
     pub(super) environment: Option<Vec<Variable>>,
     pub(super) heartbeat: Option<Period<1_000>>,
     pub(super) memory_period: Option<PeriodOrOff>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields, expecting = "a table [metrics]")]
+pub(super) struct RawMetrics {
+    pub(super) listen: Option<Listen>,
+}
+
+/// Where to listen. Names are not looked up: what answers for them could change, or not answer.
+pub(super) struct Listen(pub(super) SocketAddr);
+
+impl<'de> Deserialize<'de> for Listen {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        let wrong = || format!("`{text}` is not an address with a port such as 127.0.0.1:9840 or [::1]:9840");
+        text.parse().map(Self).map_err(|_| serde::de::Error::custom(wrong()))
+    }
 }
 
 impl<'de> Deserialize<'de> for Variable {

@@ -18,7 +18,9 @@ fn example_shows_the_defaults() {
     let config = parse(&live).unwrap();
     assert_eq!(config.devices, [StandIn { major: 4, minor: 20, node: "/dev/tty20".into() }]);
     assert!(config.classes.has("gpu-broker") && config.classes.has("dcgm"));
-    assert_eq!(Config { devices: Vec::new(), classes: Rules::default(), ..config }, Config::default());
+    assert_eq!(config.metrics.listen, Some(([127, 0, 0, 1], 9840).into()));
+    let metrics = Metrics::default();
+    assert_eq!(Config { devices: Vec::new(), classes: Rules::default(), metrics, ..config }, Config::default());
     // The shipped rules are in it too, to be read.
     let shipped: String = include_str!("../classify/rules.toml")
         .lines()
@@ -29,7 +31,7 @@ fn example_shows_the_defaults() {
     let nvml = ["enabled", "library", "timeout"];
     let rules = ["name", "class", "exe", "unit", "uid", "comm", "image", "container", "pod", "namespace"];
     let journal = ["enabled", "max_age", "max_size", "environment", "heartbeat", "memory_period"];
-    for key in keys.into_iter().chain(nvml).chain(journal).chain(rules) {
+    for key in keys.into_iter().chain(nvml).chain(journal).chain(["listen"]).chain(rules) {
         assert!(live.lines().any(|line| line.starts_with(&format!("{key} ="))), "{key} is not documented");
     }
 }
@@ -62,6 +64,14 @@ fn mistakes_are_one_sentence_with_the_line() {
         ("[journal]\nenvironment = [\"*\"]".to_owned(), "c.toml:2: `*` is not the name of a variable"),
         ("[journal]\nenvironment = [\"A*B\"]".to_owned(), "c.toml:2: `A*B` is not the name of a variable"),
         ("[journal]\nmemory_period = \"1ms\"".to_owned(), "c.toml:2: `1ms` is not between 1s and 24h"),
+        ("[metrics]\nlisten = 9840".to_owned(), "c.toml:2: invalid type: integer `9840`"),
+        ("[metrics]\nlisten = \"9840\"".to_owned(), "c.toml:2: `9840` is not an address with a port such as"),
+        (
+            "[metrics]\nlisten = \"localhost:9840\"".to_owned(),
+            "c.toml:2: `localhost:9840` is not an address with a port",
+        ),
+        ("[metrics]\nlisten = \"127.0.0.1:99999\"".to_owned(), "c.toml:2: `127.0.0.1:99999` is not an address"),
+        ("[metrics]\nport = 1".to_owned(), "c.toml:2: unknown field `port`"),
         ("x = [".to_owned(), "c.toml:1: "),
         ("[[device]]\nkind = \"gpu\"".to_owned(), "c.toml:2: unknown variant `gpu`, expected `standin`"),
         ("\n[[device]]\nkind = \"standin\"".to_owned(), "c.toml:2: missing field `major`"),
@@ -94,6 +104,7 @@ fn mistakes_name_what_was_expected() {
         ("daemon = 3".to_owned(), "expected a table [daemon]"),
         ("maps = \"x\"".to_owned(), "expected a table [maps]"),
         ("nvml = []".to_owned(), "expected a table [nvml]"),
+        ("metrics = true".to_owned(), "expected a table [metrics]"),
         ("class = [3]".to_owned(), "expected a rule: a table [[class]]"),
         (rule("exe = 3"), "c.toml:4: `exe` must be a pattern or a list of patterns"),
         (rule("unit = []"), "c.toml:4: `unit` is a list without patterns"),

@@ -103,9 +103,16 @@ pub struct FenceWatch {
     total: u64,
     watch: Watch,
     complaint: Option<String>,
+    /// Refused opens of all fences that were seen.
+    denied: u64,
 }
 
 impl FenceWatch {
+    /// Opens that were refused since this began, by whatever fence was pinned.
+    pub const fn denied(&self) -> u64 {
+        self.denied
+    }
+
     /// One look: two or three system calls while nobody tries.
     pub fn look(&mut self, config: &Config, devices: &Devices) {
         match self.try_look(config, devices) {
@@ -122,7 +129,7 @@ impl FenceWatch {
 
     fn try_look(&mut self, config: &Config, devices: &Devices) -> anyhow::Result<()> {
         if self.pinned.as_ref().is_none_or(|pinned| !pinned.is_current(config)) {
-            *self = Self { complaint: self.complaint.take(), ..Self::default() };
+            *self = Self { complaint: self.complaint.take(), denied: self.denied, ..Self::default() };
             self.pinned = Pinned::open(config)?;
         }
         let Some(pinned) = &self.pinned else {
@@ -134,6 +141,7 @@ impl FenceWatch {
         if total != self.total || self.watch.has_more() {
             let standing = pinned.standing()?;
             self.watch.note(&standing.denied);
+            self.denied += total.saturating_sub(self.total);
             self.total = total;
             let devices = devices.with_all_of(&standing.table);
             let names = HostNames::new(config);

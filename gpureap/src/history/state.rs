@@ -82,6 +82,16 @@ impl State {
         self.live.iter().filter(|(_, life)| !life.holds.is_empty() && !life.closed).map(|(key, _)| *key)
     }
 
+    /// How many hold something so long after they were killed.
+    pub fn unkillable(&self, now: u64, patience: u64) -> usize {
+        let is_killed = |life: &&Life| {
+            let kills =
+                |(at, signal): &(u64, Signal)| signal.signal == "SIGKILL" && now.saturating_sub(*at) >= patience;
+            !life.closed && !life.holds.is_empty() && life.seen.signals.iter().any(kills)
+        };
+        self.live.values().filter(is_killed).count()
+    }
+
     /// Everything as it is now, for a journal that begins anew or has a gap.
     pub fn now(&self, boot_ns: u64) -> Change {
         let told = || self.live.values().filter(|life| life.told);

@@ -19,7 +19,7 @@ use rusqlite::ErrorCode;
 pub use self::{
     reader::{BootChoice, Question, read},
     retention::{Limits, Tidied},
-    thread::{Journal, Started, Status},
+    thread::{Journal, Meter, Started, Status},
     writer::{Opened, Writer},
 };
 

@@ -89,6 +89,22 @@ struct State {
     ended: bool,
 }
 
+/// For whoever shows how the journal does.
+#[derive(Clone)]
+pub struct Meter(Arc<Shared>);
+
+impl std::fmt::Debug for Meter {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Meter").finish_non_exhaustive()
+    }
+}
+
+impl Meter {
+    pub fn status(&self) -> Status {
+        self.0.lock().status.clone()
+    }
+}
+
 #[derive(Default)]
 struct Shared {
     state: Mutex<State>,
@@ -219,6 +235,11 @@ impl Journal {
 
     pub fn status(&self) -> Status {
         self.shared.lock().status.clone()
+    }
+
+    /// Outlives this.
+    pub fn meter(&self) -> Meter {
+        Meter(Arc::clone(&self.shared))
     }
 
     fn wake(&self) {

@@ -33,7 +33,7 @@ use self::{
     pidfd::Pidfds,
     plan::{Matching, Policy},
     reaper::Reaper,
-    record::Record,
+    record::{Ended, Record},
     report::{Report, Scene},
     stuck::Coroner,
     without::Without,
@@ -70,7 +70,19 @@ pub enum Reaped {
     Planned(Report),
     /// Whoever was asked said no, and nothing was done.
     Declined,
-    Done(Report, Exit),
+    Done {
+        report: Report,
+        exit: Exit,
+        /// Whether its signals are on the disk.
+        recorded: bool,
+    },
+}
+
+/// Puts how it ended into the record of signals: after it is told, as a disk may hang.
+pub fn remember(report: &Report, recorded: bool, config: &Config) {
+    if let Some(ended) = Ended::of(report).filter(|_| recorded) {
+        ended.write(&config.paths.state);
+    }
 }
 
 /// The holders of some devices, with nobody out of bounds.
@@ -137,9 +149,10 @@ pub fn reap(
             out::diagnostic_text("nothing was done\n");
             Ok(Exit::Held)
         }
-        Reaped::Done(report, exit) => {
-            print(args, &report, || text::report(&report))?;
-            Ok(exit)
+        Reaped::Done { report, exit, recorded } => {
+            let printed = print(args, &report, || text::report(&report));
+            remember(&report, recorded, config);
+            printed.map(|()| exit)
         }
     }
 }
@@ -230,7 +243,8 @@ pub fn carry_out(
     let (mut report, exit) = reaper.carry_out(planned, rungs, &Coroner::new(&config.paths.proc))?;
     report.fence = door.as_ref().map(|door| door.report(devices)).transpose()?;
     report.notes.extend(note.into_iter().chain(filter_notes).chain(record.complaint().map(str::to_owned)));
-    Ok(Reaped::Done(report, exit))
+    let recorded = record.complaint().is_none();
+    Ok(Reaped::Done { report, exit, recorded })
 }
 
 fn print(args: &ReapArgs, report: &Report, text: impl Fn() -> String) -> anyhow::Result<()> {

@@ -1,4 +1,4 @@
-//! `reaps.ndjson`: every signal, on disk before it is sent.
+//! `reaps.ndjson`: every signal, on disk before it is sent. `outcomes.ndjson`: what each reap came to.
 
 use std::{
     io,
@@ -11,17 +11,19 @@ use serde::{Deserialize, Serialize};
 use super::{
     aside,
     ladder::{Act, Ledger},
-    report::Scene,
+    report::{Outcome, Report, Scene},
     signaller::Signal,
 };
 use crate::{model::ProcKey, trust};
 
 pub const FILE: &str = "reaps.ndjson";
+pub const OUTCOMES: &str = "outcomes.ndjson";
 
 /// For the disk. A reap that waits for a disk that hangs frees nothing.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 const SCHEMA: &str = "gpureap.signal/1";
+const OUTCOME_SCHEMA: &str = "gpureap.outcome/1";
 
 /// One signal to one process, as the file has it.
 #[derive(Clone, Serialize, Deserialize)]
@@ -44,6 +46,61 @@ pub struct Line {
     pub start_ns: u64,
     pub by_pid: u32,
     pub by_uid: u32,
+}
+
+/// The end of one reap, as the file has it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Ended {
+    #[serde(default)]
+    pub schema: String,
+    /// RFC 3339, of its begin.
+    pub time: String,
+    pub boot_id: String,
+    pub outcome: Outcome,
+    pub verified: bool,
+    /// Processes to which something was done.
+    pub touched: u32,
+    /// From the first signal until the last device was free, memory included where somebody could say; null where it was
+    /// not freed by a signal.
+    #[serde(default)]
+    pub free_ms: Option<f64>,
+    pub by_pid: u32,
+    pub by_uid: u32,
+}
+
+impl Ended {
+    /// `None`: nothing was to be done, and there is nothing to be remembered.
+    pub fn of(report: &Report) -> Option<Self> {
+        let outcome = report.outcome.filter(|outcome| *outcome != Outcome::NothingToDo)?;
+        let is_touched =
+            |process: &&super::report::Process| !process.signals.is_empty() || process.unit_stopped.is_some();
+        let touched = report.processes.iter().filter(is_touched).count() as u32;
+        let free = report.devices.iter().filter_map(|device| {
+            Some(device.closed_ms?.max(device.memory_free_ms.unwrap_or(0.0))).filter(|ms| ms.is_finite())
+        });
+        Some(Self {
+            schema: OUTCOME_SCHEMA.to_owned(),
+            time: report.time.clone(),
+            boot_id: report.boot_id.clone(),
+            outcome,
+            verified: report.verified,
+            touched,
+            free_ms: free.reduce(f64::max).filter(|_| outcome == Outcome::Freed && touched > 0),
+            by_pid: std::process::id(),
+            by_uid: rustix::process::getuid().as_raw(),
+        })
+    }
+
+    /// For who counts reaps; a reap is no less done where it cannot be written.
+    pub fn write(&self, state_dir: &Path) {
+        let written = serde_json::to_vec(self).map_err(io::Error::other).and_then(|mut text| {
+            text.push(b'\n');
+            aside::append(&state_dir.join(OUTCOMES), &text, PATIENCE)
+        });
+        if let Err(error) = written {
+            tracing::debug!("{OUTCOMES}: {error}");
+        }
+    }
 }
 
 /// Appends to the file in the state directory. A reap goes on without it: [`Record::complaint`] says why it is missing.

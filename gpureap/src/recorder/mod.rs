@@ -31,7 +31,8 @@ use crate::{
         rows::{Change, HoldRow, Key, ProcessRow},
     },
     host::Host,
-    journal::{Journal, Limits, Started, Status},
+    journal::{Journal, Limits, Meter, Started, Status},
+    metrics::Metrics,
     model::Backend,
 };
 
@@ -185,6 +186,8 @@ pub struct Begin {
     pub holds: Vec<HoldRow>,
     /// Boottime of the last record of this boot; what the kernel's log says of earlier times was read. 0: none.
     pub recorded_ns: u64,
+    /// What is counted of it.
+    pub metrics: Arc<Metrics>,
 }
 
 /// The daemon's end of it.
@@ -194,13 +197,16 @@ pub struct Recorder {
     told: broadcast::Sender<Arc<Told>>,
     dropped: Arc<AtomicU64>,
     waiting: Arc<AtomicUsize>,
+    meter: Option<Meter>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Begin {
     pub fn new(tracer: &Tracer, devices: &Devices) -> Self {
         let (backend, adopted) = (tracer.backend, tracer.adopted);
-        Self { backend, adopted, devices: devices.clone(), processes: Vec::new(), holds: Vec::new(), recorded_ns: 0 }
+        let metrics = Arc::new(Metrics::new(backend, adopted));
+        let (processes, holds) = (Vec::new(), Vec::new());
+        Self { backend, adopted, devices: devices.clone(), processes, holds, recorded_ns: 0, metrics }
     }
 }
 
@@ -212,7 +218,9 @@ impl Recorder {
         let started = Journal::start(&config.paths.journal(), Limits::from(&config.journal), &boot_id, patience)?;
         let Started { journal, holds, processes, recorded_ns, notes } = started;
         let begin = Begin { processes, holds, recorded_ns: recorded_ns.max(begin.recorded_ns), ..begin };
-        Ok((Self::start(config, begin, Box::new(KeepJournal::new(journal)))?, notes))
+        let meter = journal.meter();
+        let recorder = Self::start(config, begin, Box::new(KeepJournal::new(journal)))?;
+        Ok((Self { meter: Some(meter), ..recorder }, notes))
     }
 
     /// Its thread opens the tracer's pins itself: nothing is shared but what goes through the channel.
@@ -228,7 +236,7 @@ impl Recorder {
                 tracing::error!("nothing is recorded any more: {error:#}");
             }
         })?;
-        Ok(Self { inputs, told, dropped, waiting, thread: Some(thread) })
+        Ok(Self { inputs, told, dropped, waiting, meter: None, thread: Some(thread) })
     }
 
     /// Passes on what the ring gave.
@@ -267,9 +275,14 @@ impl Recorder {
         Feed { inputs: self.inputs.downgrade(), told: self.told.clone() }
     }
 
-    /// Records that found no room.
-    pub fn dropped(&self) -> u64 {
-        self.dropped.load(Ordering::Relaxed)
+    /// Records that found no room; goes on counting.
+    pub fn dropped(&self) -> Arc<AtomicU64> {
+        Arc::clone(&self.dropped)
+    }
+
+    /// How the journal does, where there is one.
+    pub fn meter(&self) -> Option<Meter> {
+        self.meter.clone()
     }
 
     /// Lets it finish what it has been given, for so long.

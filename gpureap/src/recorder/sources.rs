@@ -17,7 +17,7 @@ use crate::{
         kmsg,
         rows::Key,
     },
-    reap::record::{self, Line},
+    reap::record::{self, Ended, Line},
     trust,
 };
 
@@ -88,8 +88,21 @@ pub(crate) fn time(record: &str, offset: i64) -> Option<u64> {
 /// The record of reaps, which `gpureap reap` writes before it signals.
 #[derive(Debug)]
 pub(super) struct Reaps {
-    path: PathBuf,
+    tail: Tail,
     boot_id: String,
+}
+
+/// What reaps came to, which `gpureap reap` writes at its end.
+#[derive(Debug)]
+pub(super) struct Outcomes {
+    tail: Tail,
+    boot_id: String,
+}
+
+/// A file of lines that others append to.
+#[derive(Debug)]
+struct Tail {
+    path: PathBuf,
     read: u64,
     inode: u64,
     /// Somebody else could have written it, which was said.
@@ -101,11 +114,45 @@ const TAIL: u64 = 1 << 20;
 
 impl Reaps {
     pub(super) fn new(state: &Path, boot_id: &str) -> Self {
-        Self { path: state.join(record::FILE), boot_id: boot_id.to_owned(), read: 0, inode: 0, distrusted: false }
+        Self { tail: Tail::new(state.join(record::FILE)), boot_id: boot_id.to_owned() }
     }
 
-    /// What is new since the last time, with its wall-clock time. Whole lines only.
+    /// What is new since the last time, with its wall-clock time.
     pub(super) fn take(&mut self) -> Vec<(jiff::Timestamp, Reap)> {
+        let mut found = Vec::new();
+        for line in self.tail.take() {
+            if let Ok(Line { schema: _, time, boot_id, signal, cgroup, unit, pid, start_ns, by_pid, by_uid }) =
+                serde_json::from_slice(&line)
+                && boot_id == self.boot_id
+                && let Ok(time) = time.parse()
+            {
+                found.push((time, Reap { key: Key { pid, start_ns }, signal, unit, cgroup, by_pid, by_uid }));
+            }
+        }
+        found
+    }
+}
+
+impl Outcomes {
+    pub(super) fn new(state: &Path, boot_id: &str) -> Self {
+        Self { tail: Tail::new(state.join(record::OUTCOMES)), boot_id: boot_id.to_owned() }
+    }
+
+    /// What is new since the last time.
+    pub(super) fn take(&mut self) -> Vec<Ended> {
+        let lines = self.tail.take();
+        let ended = lines.iter().filter_map(|line| serde_json::from_slice::<Ended>(line).ok());
+        ended.filter(|ended| ended.boot_id == self.boot_id).collect()
+    }
+}
+
+impl Tail {
+    const fn new(path: PathBuf) -> Self {
+        Self { path, read: 0, inode: 0, distrusted: false }
+    }
+
+    /// What is new since the last time. Whole lines only.
+    fn take(&mut self) -> Vec<Vec<u8>> {
         // What says who was killed is believed only where nobody else could have written it.
         let Ok(metadata) = std::fs::symlink_metadata(&self.path) else { return Vec::new() };
         if !metadata.is_file() {
@@ -129,7 +176,7 @@ impl Reaps {
         self.lines().unwrap_or_default()
     }
 
-    fn lines(&mut self) -> io::Result<Vec<(jiff::Timestamp, Reap)>> {
+    fn lines(&mut self) -> io::Result<Vec<Vec<u8>>> {
         let mut file = OpenOptions::new().read(true).open(&self.path)?;
         file.seek(SeekFrom::Start(self.read))?;
         let mut reader = BufReader::new(file.take(TAIL * 4));
@@ -137,14 +184,7 @@ impl Reaps {
         let mut line = Vec::new();
         while reader.read_until(b'\n', &mut line)? > 0 && line.ends_with(b"\n") {
             self.read += line.len() as u64;
-            if let Ok(Line { schema: _, time, boot_id, signal, cgroup, unit, pid, start_ns, by_pid, by_uid }) =
-                serde_json::from_slice(&line)
-                && boot_id == self.boot_id
-                && let Ok(time) = time.parse()
-            {
-                found.push((time, Reap { key: Key { pid, start_ns }, signal, unit, cgroup, by_pid, by_uid }));
-            }
-            line.clear();
+            found.push(std::mem::take(&mut line));
         }
         Ok(found)
     }

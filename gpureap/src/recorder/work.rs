@@ -30,13 +30,15 @@ use crate::{
     gpu::{devices::Devices, nvml},
     history::{
         build::to_microseconds,
-        event::{Device, Event, Lost, Process, Relative, Sender, Signal, Start, What},
+        event::{Device, Event, Lost, Process, Reap, Relative, Sender, Signal, Start, What},
         rows::{Change, Key},
         state::State,
     },
     host::Host,
     journal::Status,
+    metrics::{Metrics, deaths::Deaths},
     model::{Ancestor, Backend, Eyes as _},
+    reap::record::Ended,
 };
 
 /// Inputs in a row before looks that are due get their turn.
@@ -49,6 +51,8 @@ const TICK: Duration = Duration::from_secs(1);
 const TELL_APART: Duration = Duration::from_secs(10);
 /// The wall clock was set, or has drifted so far: the journal is told, whose times are all since boot.
 const CLOCK_MOVED: u64 = NANOS / 10;
+/// Whoever lives so long after a SIGKILL hangs in the kernel, most likely in a driver.
+const UNKILLABLE_NS: u64 = 10 * NANOS;
 /// Of a sender.
 const ANCESTORS: usize = 16;
 
@@ -75,6 +79,9 @@ pub(super) struct Work {
     inputs: mpsc::WeakSender<Input>,
     facts: Reader,
     reaps: sources::Reaps,
+    outcomes: sources::Outcomes,
+    metrics: Arc<Metrics>,
+    deaths: Deaths,
     /// Processes that will be looked at: when, and which of [`LOOKS`] it is.
     looks: BTreeMap<u32, (Instant, usize)>,
     /// Exits whose files are being closed, and those of them that were seen to live on for that.
@@ -113,12 +120,13 @@ impl Work {
         counts: Counts,
         inputs: mpsc::WeakSender<Input>,
     ) -> anyhow::Result<Self> {
-        let Begin { backend, adopted, devices, processes, holds, recorded_ns } = begin;
+        let Begin { backend, adopted, devices, processes, holds, recorded_ns, metrics } = begin;
         let eyes = eyes::from_pins(&config, &devices)?
             .map_err(|notes| anyhow::anyhow!("no pins to read: {}", notes.join("; ")))?;
         let host = Host::read(&config.paths.proc);
         let facts = Reader::start(&config, eyes.devices(), inputs.clone()).context("start the reader of facts")?;
         let reaps = sources::Reaps::new(&config.paths.state, &host.boot_id);
+        let outcomes = sources::Outcomes::new(&config.paths.state, &host.boot_id);
         Ok(Self {
             devices: eyes.devices().clone(),
             eyes,
@@ -138,6 +146,9 @@ impl Work {
             inputs,
             facts,
             reaps,
+            outcomes,
+            metrics,
+            deaths: Deaths::default(),
             looks: BTreeMap::new(),
             closing: BTreeSet::new(),
             watched: BTreeSet::new(),
@@ -196,6 +207,7 @@ impl Work {
         self.state.keys().next().is_some()
             || !self.xids.is_empty()
             || !self.closing.is_empty()
+            || !self.deaths.is_empty()
             || self.counts.dropped.load(Ordering::Relaxed) != self.dropped_told
             || self.keep.status().differs(&self.kept)
     }
@@ -203,7 +215,11 @@ impl Work {
     fn begin(&mut self) {
         let start = self.start(self.adopted);
         self.tell(What::Start(start));
-        self.take_reaps();
+        // Of the time before this daemon: recorded, where it was not, and not counted.
+        for (at, reap) in self.read_reaps() {
+            self.reaped(at, reap);
+        }
+        drop(self.outcomes.take());
         self.trace_xids();
         if let Some(period) = self.config.journal.memory_period {
             let (devices, held) = (self.devices.clone(), Arc::clone(&self.held));
@@ -419,6 +435,7 @@ impl Work {
             self.other(Some(at), What::Xid(xid));
         }
         self.look_at_journal();
+        self.count();
         let dropped = self.counts.dropped.load(Ordering::Relaxed);
         if dropped > self.dropped_told {
             let events = dropped - self.dropped_told;
@@ -439,7 +456,15 @@ impl Work {
         // A look that found what the last one had found is no news.
         let is_news = !matches!(event.what, What::Held(_)) || !changes.is_empty();
         for change in changes {
+            if let Change::Process(row) = &change
+                && let Some(death) = &row.death
+            {
+                self.deaths.decided(row.key, death.cause, boottime_ns());
+            }
             self.keep.keep(change);
+        }
+        if matches!(&event.what, What::Lost(lost) if lost.at == "kmsg") {
+            self.metrics.kernel_log_lost();
         }
         if is_news
             && self.told.receiver_count() > 0
@@ -505,14 +530,37 @@ impl Work {
         }
     }
 
-    fn take_reaps(&mut self) {
+    fn read_reaps(&mut self) -> Vec<(u64, Reap)> {
         let offset = wall_offset_ns();
-        for (time, reap) in self.reaps.take() {
-            let at = i64::try_from(time.as_nanosecond()).unwrap_or(i64::MAX).saturating_sub(offset).max(0) as u64;
-            if self.state.process(reap.key).is_some() {
-                self.tell_at(at, What::Reap(reap));
-            }
+        let at = |time: Timestamp| {
+            i64::try_from(time.as_nanosecond()).unwrap_or(i64::MAX).saturating_sub(offset).max(0) as u64
+        };
+        self.reaps.take().into_iter().map(|(time, reap)| (at(time), reap)).collect()
+    }
+
+    fn reaped(&mut self, at: u64, reap: Reap) {
+        if self.state.process(reap.key).is_some() {
+            self.tell_at(at, What::Reap(reap));
         }
+    }
+
+    fn take_reaps(&mut self) {
+        for (at, reap) in self.read_reaps() {
+            self.metrics.signalled(reap.signal.as_deref());
+            self.reaped(at, reap);
+        }
+        for Ended { outcome, free_ms, .. } in self.outcomes.take() {
+            self.metrics.reaped(outcome, free_ms.map(|ms| ms / 1_000.0));
+        }
+    }
+
+    /// What is counted only when no more evidence comes, and what time alone makes true.
+    fn count(&mut self) {
+        let now = boottime_ns();
+        for cause in self.deaths.settled(now) {
+            self.metrics.died(cause);
+        }
+        self.metrics.unkillable(self.state.unkillable(now, UNKILLABLE_NS));
     }
 }
 

@@ -66,6 +66,7 @@ impl Work {
 
     pub(super) fn heartbeat(&mut self) {
         self.follow_clock();
+        self.count();
         let held = self.state.holders().next().is_some();
         self.held.store(held, Ordering::Relaxed);
         if held {
