@@ -3,6 +3,7 @@
 pub mod api;
 pub mod blockers;
 pub mod bpf;
+pub mod check;
 pub mod choose;
 pub mod classify;
 pub mod cli;

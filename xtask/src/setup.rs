@@ -57,8 +57,15 @@ const NEEDS: &[Need] = &[
 
 /// The servers that the tests named `ops_…` start. Debian's packages start them at once where systemd runs; the tests use
 /// their own configurations, directories and ports.
-const SERVERS: &[Need] =
-    &[Need { what: "Prometheus", present: || program("prometheus") && program("promtool"), packages: &["prometheus"] }];
+const SERVERS: &[Need] = &[
+    Need { what: "Prometheus", present: || program("prometheus") && program("promtool"), packages: &["prometheus"] },
+    Need { what: "munged", present: || program("munged"), packages: &["munge"] },
+    Need {
+        what: "Slurm",
+        present: || ["slurmctld", "slurmd", "sbatch"].into_iter().all(program),
+        packages: &["slurmctld", "slurmd", "slurm-client"],
+    },
+];
 
 fn exists(path: &str) -> bool {
     Path::new(path).exists()

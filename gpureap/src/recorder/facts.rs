@@ -20,7 +20,10 @@ use crate::{
         rows::{Key, Place, Thread},
     },
     model::{Ancestor, LineageSource, ProcKey},
-    process::{self, ContainerNames, Facts},
+    process::{
+        self, ContainerNames, Facts,
+        slurm::{self, SlurmStep},
+    },
 };
 
 /// Requests that wait.
@@ -147,6 +150,12 @@ fn read(
     if let Some(facts) = &facts {
         process.threads = facts.threads(proc).into_iter().map(thread).collect();
         let environment = facts.environment(proc).unwrap_or_default();
+        if process.place.slurm_job.is_none()
+            && let Some(SlurmStep { job, step }) = slurm::of_environment(&environment)
+        {
+            process.place.slurm_job = Some(job);
+            process.place.slurm_step = step;
+        }
         process.env = chosen(&environment, &|name| config.journal.keeps(name));
     }
     process.parent = process.parent.or_else(|| living_parent(proc, facts.as_ref()));
