@@ -51,6 +51,9 @@ const NO_JOB: [&str; 18] = [
 ];
 const SHELLS: [&str; 7] = ["bash", "sh", "dash", "zsh", "fish", "ksh", "tcsh"];
 
+/// A group with the host and boot that it is of, unless it may reach over several.
+type GroupKey<'a> = (GroupBy, String, Option<(&'a str, &'a str)>);
+
 /// A process of the window.
 struct Person<'a> {
     book: &'a Book<'a>,
@@ -143,7 +146,7 @@ fn is_typed_into(comm: &str, argv: &[String]) -> bool {
 }
 
 pub(super) fn find(books: &[Book<'_>], chosen: &[BTreeSet<Key>], ask: &Ask, xids: &[XidReport]) -> Vec<Incident> {
-    let mut groups: BTreeMap<(GroupBy, String, Option<(&str, &str)>), Vec<Person<'_>>> = BTreeMap::new();
+    let mut groups: BTreeMap<GroupKey<'_>, Vec<Person<'_>>> = BTreeMap::new();
     let mut down: Vec<(usize, Vec<Person<'_>>)> = Vec::new();
     for (position, book) in books.iter().enumerate() {
         let mut at_the_end = Vec::new();

@@ -130,6 +130,7 @@ impl Bench {
     }
 
     /// A further host of this name: whatever runs there has network and host name to itself. It takes part in this one's turn.
+    #[must_use]
     pub fn beside(&self, host: &str, devices: &[Device]) -> Self {
         let mut bench = Self::in_turn(devices, None);
         bench.host = Some(host.to_owned());
