@@ -234,6 +234,36 @@ mod tests {
     }
 
     #[test]
+    fn outcomes_are_read_once_and_only_those_of_this_boot() {
+        use crate::reap::report::Outcome;
+        let dir = tempfile::tempdir().unwrap();
+        let mut outcomes = Outcomes::new(dir.path(), "b");
+        let ended = |boot: &str, outcome, free_ms| Ended {
+            schema: "gpureap.outcome/1".to_owned(),
+            time: "1970-01-01T00:00:01Z".to_owned(),
+            boot_id: boot.to_owned(),
+            outcome,
+            verified: true,
+            touched: 2,
+            free_ms,
+            by_pid: 3,
+            by_uid: 0,
+        };
+        let freed = ended("b", Outcome::Freed, Some(1.5));
+        freed.write(dir.path());
+        ended("a", Outcome::Held, None).write(dir.path());
+        assert_eq!(outcomes.take(), [freed]);
+        assert_eq!(outcomes.take(), []);
+        let held = ended("b", Outcome::Held, None);
+        held.write(dir.path());
+        assert_eq!(outcomes.take(), [held]);
+        // Whoever could have written there could count what never was.
+        fs::set_permissions(dir.path().join(record::OUTCOMES), fs::Permissions::from_mode(0o666)).unwrap();
+        ended("b", Outcome::Freed, None).write(dir.path());
+        assert_eq!(outcomes.take(), []);
+    }
+
+    #[test]
     fn times_of_log_records() {
         assert_eq!(time("6,339", 0), None);
         // More than 32 bits of microseconds are 72 minutes, and more than a boot can last is what somebody wrote there.

@@ -309,3 +309,26 @@ fn a_reader_who_comes_late_learns_what_is_held_and_by_whose_child() {
     keep(&mut kept, late.apply(&at(11, What::Process(Box::new(ended)))));
     assert_eq!((late.living_ancestors(key(7)), kept.processes[&key(5)].status), (Vec::new(), Some(256)));
 }
+
+#[test]
+fn whoever_holds_long_after_a_kill_cannot_be_killed() {
+    const PATIENCE: u64 = 10 * NANOS;
+    let mut state = State::default();
+    for pid in [7, 8, 9] {
+        state.apply(&at(1, open(pid, "/dev/nvidia0", u64::from(pid))));
+        state.apply(&at(1, held(pid, &[("/dev/nvidia0", 1)])));
+    }
+    state.apply(&at(20, signal(7, 7, "SIGKILL")));
+    state.apply(&at(20, signal(8, 8, "SIGTERM")));
+    assert_eq!(state.unkillable(29 * NANOS, PATIENCE), 0);
+    assert_eq!(state.unkillable(30 * NANOS, PATIENCE), 1);
+    // Its tables are gone, and the driver has not released what was in them.
+    state.apply(&at(31, exit(7, 9)));
+    assert_eq!(state.unkillable(40 * NANOS, PATIENCE), 1);
+    state.apply(&at(41, closed(7)));
+    assert_eq!(state.unkillable(41 * NANOS, PATIENCE), 0);
+    // One that was killed and has let go holds nothing.
+    state.apply(&at(42, signal(9, 9, "SIGKILL")));
+    state.apply(&at(43, held(9, &[])));
+    assert_eq!(state.unkillable(60 * NANOS, PATIENCE), 0);
+}
