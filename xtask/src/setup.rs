@@ -93,7 +93,9 @@ pub(crate) fn packaging() -> Result<()> {
     provide(PACKAGING)?;
     if !deb_works() {
         println!("setup: building cargo-deb {CARGO_DEB}");
-        cargo_install(&["cargo-deb", "--version", CARGO_DEB, "--no-default-features"], &[])?;
+        // It packs with programs of the system, so nothing waits for its own code.
+        let quick = [("CARGO_PROFILE_RELEASE_OPT_LEVEL", "0")];
+        cargo_install(&["cargo-deb", "--version", CARGO_DEB, "--no-default-features"], &quick)?;
     }
     Ok(())
 }

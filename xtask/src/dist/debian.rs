@@ -69,8 +69,8 @@ pub(crate) fn booted(stage: &Stage, package: &Path, accel: Accel) -> Result<Coun
         processors: Processors::Two,
         memory: MEMORY,
         append: &append,
-        timeout: Duration::from_secs(1500),
-        silence: Duration::from_secs(300),
+        timeout: Duration::from_mins(30),
+        silence: Duration::from_mins(10),
     };
     let (mut counts, mut verdict, mut records) = (Counts::default(), None, Vec::new());
     let started = Instant::now();

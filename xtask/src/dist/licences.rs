@@ -96,8 +96,9 @@ fn texts_in(directory: &Path) -> Result<Vec<String>> {
     let entries = fs::read_dir(directory).with_context(|| format!("cannot list {}", directory.display()))?;
     for entry in entries {
         let path = entry?.path();
+        let is_source = path.extension().is_some_and(|extension| extension == "rs");
         let name = path.file_name().unwrap_or_default().to_string_lossy().to_lowercase();
-        if path.is_file() && NAMES.iter().any(|begin| name.starts_with(begin)) && !name.ends_with(".rs") {
+        if path.is_file() && !is_source && NAMES.iter().any(|begin| name.starts_with(begin)) {
             let bytes = fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
             texts.push(String::from_utf8_lossy(&bytes).replace('\r', "").trim().to_owned());
         }
@@ -124,7 +125,7 @@ mod tests {
         for part in ["aya v", "serde v", "Permission is hereby granted", "Apache License"] {
             assert!(page.contains(part), "{part}");
         }
-        for absent in ["proptest v", "syn v", "jsonschema v"] {
+        for absent in ["proptest v", "clap_derive v", "jsonschema v"] {
             assert!(!page.contains(absent), "{absent}");
         }
     }
