@@ -58,7 +58,7 @@ fn expect(bench: &Bench, code: i32, words: &[&str]) {
 
 /// A process that its parent has left.
 fn orphan() -> Pid {
-    let script = format!("setsid sleep 600 <{DEV} >/dev/null & echo $!");
+    let script = format!("setsid sleep 600 <{DEV} >/dev/null 2>&1 & echo $!");
     let output = Command::new("sh").args(["-c", &script]).output().expect("sh");
     let pid = String::from_utf8_lossy(&output.stdout).trim().parse().expect("a pid");
     wait_for("it holds", || fs::read_link(format!("/proc/{pid}/fd/0")).is_ok_and(|target| target == Path::new(DEV)));
