@@ -114,11 +114,6 @@ impl Classifier {
         self.runtimes.names_in_pod(place.container.as_deref(), place.pod.as_deref())
     }
 
-    /// Whether it is of a pod that the kubelet does not know any more.
-    pub fn pod_is_gone(&self, place: &Place) -> bool {
-        place.pod.as_ref().is_some_and(|uid| self.runtimes.pod_is_gone(uid) == Some(true))
-    }
-
     fn is_named(&self, exe: &Path) -> bool {
         let mut named = self.named.borrow_mut();
         if let Some(named) = named.get(exe) {
