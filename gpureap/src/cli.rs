@@ -216,13 +216,13 @@ const CHECK_HELP: &str = "\
 Example:
   gpureap check
   gpureap check --free --gpu 0 --gpu 1 --except-slurm-job 41,42
-  gpureap check --free --slurm-job 4711 --max-bytes 80
+  gpureap check --orphans --xids 1h --daemon --max-bytes 80
 
-Without --free only processes count that were told to die and do not.
+Without --free and --orphans only processes count that were told to die and do not.
 
 Exit codes:
-  0 nothing found; 3 held by a job (with --free); 4 held by a process that cannot be killed; 7 too little may be seen to say;
-  8 this host cannot do it";
+  0 nothing found; 3 held by a job (--free, --orphans); 4 held by a process that cannot be killed; 6 an Xid of the hardware or
+  the driver (--xids); 7 too little may be seen to say; 8 this host cannot do it, or no daemon runs (--daemon)";
 
 const FENCE_HELP: &str = "\
 Example:
@@ -436,6 +436,16 @@ pub struct CheckArgs {
     /// The GPUs are to be free: every job that holds one counts
     #[arg(long)]
     pub free: bool,
+    /// Jobs that belong to nothing that still runs count: of a pod that is gone, or left behind outside of any container and
+    /// Slurm job
+    #[arg(long)]
+    pub orphans: bool,
+    /// Xids of the hardware or the driver within this time count, as the daemon recorded them: 10m, 1h
+    #[arg(long, value_name = "TIME", value_parser = duration)]
+    pub xids: Option<Duration>,
+    /// Exit with 8 where no daemon runs
+    #[arg(long)]
+    pub daemon: bool,
     /// How long a process that was told to die may take for it: 2s, 500ms, or a number of seconds
     #[arg(long, value_name = "TIME", default_value = "2s", value_parser = duration)]
     pub patience: Duration,

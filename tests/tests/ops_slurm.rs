@@ -40,9 +40,10 @@ impl Server {
         // As under systemd: what gpureap is started from in the end is not in the session of this test.
         let enter = || {
             sys::setsid();
-            Ok(())
+            // It does not outlive a test that is killed.
+            sys::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL.unsigned_abs().into()).map(drop)
         };
-        // SAFETY: between fork and exec this only makes a system call.
+        // SAFETY: between fork and exec this only makes system calls.
         let child =
             unsafe { command.pre_exec(enter) }.spawn().unwrap_or_else(|error| panic!("start {program}: {error}"));
         Self(child)
@@ -272,6 +273,19 @@ impl<'a> Cluster<'a> {
         let path = self.path("pids").join(name);
         self.until(&format!("{name} has started"), || fs::read_to_string(&path).is_ok_and(|text| text.ends_with('\n')));
         fs::read_to_string(&path).expect("a pid").trim().parse().expect("a pid")
+    }
+}
+
+impl Drop for Cluster<'_> {
+    fn drop(&mut self) {
+        // A job's slurmstepd outlives slurmd.
+        if std::thread::panicking() {
+            note(&format!("{:?}", self.slurm(&["scancel", "--partition=all"])));
+            let ended = || self.slurm(&["squeue", "-h"]).stdout.trim().is_empty();
+            if settle(Duration::from_secs(10), || (!ended()).then_some(())).is_err() {
+                note("jobs are left");
+            }
+        }
     }
 }
 

@@ -4,7 +4,7 @@ pub mod report;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use report::{Finding, Why};
+use report::{Fault, Finding, Why};
 
 use crate::{
     classify::Class,
@@ -22,6 +22,24 @@ pub struct Question {
     pub attached: bool,
     /// Every job that holds, not only those that cannot die.
     pub free: bool,
+    /// Jobs that belong to nothing that still runs.
+    pub orphans: bool,
+}
+
+/// Those that are in trouble, as far as the holders' report does not say so.
+#[derive(Clone, Debug, Default)]
+pub struct Known {
+    /// Told to die and not dead, by pid, with the state that they are in.
+    pub dying: BTreeMap<u32, char>,
+    /// In the cgroup of a pod that the kubelet does not know any more.
+    pub podless: BTreeSet<u32>,
+}
+
+/// Left behind by whoever forked it, and in nothing that would end it: no container, no Slurm job, no pod that there is. The first
+/// process of a container was forked by a runtime that has ended, and is no orphan for it.
+fn is_orphan(holder: &HolderReport, known: &Known) -> bool {
+    let HolderReport { pid, pod, container, slurm_job, orphan_of, .. } = holder;
+    known.podless.contains(pid) || orphan_of.is_some() && pod.is_none() && container.is_none() && slurm_job.is_none()
 }
 
 impl Question {
@@ -31,13 +49,15 @@ impl Question {
     }
 }
 
-/// What is wrong, the worst first. `dying`: those that were told to die and do not, by pid, with the state that they are in.
-pub fn decide(question: &Question, seen: &HoldersReport, dying: &BTreeMap<u32, char>) -> Vec<Finding> {
+/// Who should not hold, the worst first.
+pub fn decide(question: &Question, seen: &HoldersReport, known: &Known) -> Vec<Finding> {
+    let Known { dying, podless: _ } = known;
     let finding = |holder: &HolderReport| {
         let nodes: Vec<String> =
             holder.devices.iter().filter(|held| question.counts(held)).map(|held| held.node.clone()).collect();
         let why = match dying.get(&holder.pid) {
             Some(_) => Why::Dying,
+            None if question.orphans && holder.class == Class::Job && is_orphan(holder, known) => Why::Orphan,
             None if question.free && holder.class == Class::Job => Why::Held,
             None => return None,
         };
@@ -62,30 +82,45 @@ pub fn decide(question: &Question, seen: &HoldersReport, dying: &BTreeMap<u32, c
     findings
 }
 
-/// Of several the worst.
-pub fn exit(findings: &[Finding]) -> Exit {
+/// Of several the worst: what a process holds can be freed, unlike a GPU that is broken.
+pub fn exit(findings: &[Finding], faults: &[Fault]) -> Exit {
     match findings.first().map(|finding| finding.why) {
         Some(Why::Dying) => Exit::Unkillable,
-        Some(Why::Held) => Exit::Held,
+        _ if !faults.is_empty() => Exit::KernelReference,
+        Some(Why::Orphan | Why::Held) => Exit::Held,
         None => Exit::Done,
     }
 }
 
 /// Everything in one line of at most so many bytes: less is said of the first before it is cut.
-pub fn line(findings: &[Finding], most: usize) -> String {
-    let Some(first) = findings.first() else { return String::new() };
-    let more = match findings.len() - 1 {
-        0 => String::new(),
-        count => format!("; {count} more"),
+pub fn line(findings: &[Finding], faults: &[Fault], most: usize) -> String {
+    let more = match findings.len() + faults.len() {
+        0 => return String::new(),
+        1 => String::new(),
+        count => format!("; {} more", count - 1),
     };
     let candidates = [(true, true), (false, true), (false, false)];
-    let said = candidates.map(|(place, nodes)| format!("{}{more}", sentence(first, place, nodes)));
+    let first = findings.first().filter(|first| first.why == Why::Dying || faults.is_empty());
+    let said = candidates.map(|(place, nodes)| {
+        let worst = match (first, faults.first()) {
+            (Some(first), _) => sentence(first, place, nodes),
+            (None, Some(fault)) => fault_sentence(fault, place),
+            (None, None) => String::new(),
+        };
+        format!("{worst}{more}")
+    });
     let [.., shortest] = &said;
     said.iter().find(|text| text.len() <= most).cloned().unwrap_or_else(|| {
         let dots = "...";
         let end = shortest.floor_char_boundary(most.saturating_sub(dots.len()));
         format!("{}{dots}", &shortest[..end])
     })
+}
+
+fn fault_sentence(fault: &Fault, with_meaning: bool) -> String {
+    let Fault { bdf, node, xid, meaning } = fault;
+    let meaning = if with_meaning { format!(", {}", escape(meaning)) } else { String::new() };
+    format!("{}: Xid {xid}{meaning}", escape(node.as_deref().unwrap_or(bdf)))
 }
 
 fn sentence(finding: &Finding, with_place: bool, all_nodes: bool) -> String {
@@ -96,8 +131,9 @@ fn sentence(finding: &Finding, with_place: bool, all_nodes: bool) -> String {
     };
     let place = if with_place { place(finding) } else { None };
     let state = state.filter(|_| *why == Why::Dying).map(|state| format!("{state} state"));
+    let orphan = (*why == Why::Orphan).then(|| "orphan".to_owned());
     let details: Vec<String> =
-        [Some(format!("pid {pid}")), Some(words::user(user.as_deref(), *uid).into_owned()), place, state]
+        [Some(format!("pid {pid}")), Some(words::user(user.as_deref(), *uid).into_owned()), orphan, place, state]
             .into_iter()
             .flatten()
             .collect();

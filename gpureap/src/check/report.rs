@@ -15,6 +15,8 @@ pub struct CheckReport {
     pub message: String,
     /// The worst first.
     pub findings: Vec<Finding>,
+    /// Of the hardware or the driver, within the time that was asked for.
+    pub xids: Vec<Fault>,
     /// Whether the look saw all that its source can see.
     pub complete: bool,
     pub notes: Vec<String>,
@@ -44,6 +46,19 @@ pub struct Finding {
 pub enum Why {
     /// It was told to die and does not.
     Dying,
+    /// It is a job, and belongs to nothing that still runs.
+    Orphan,
     /// It is a job, and the GPU was to be free.
     Held,
+}
+
+/// What a GPU reported.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Fault {
+    /// PCI address.
+    pub bdf: String,
+    pub node: Option<String>,
+    pub xid: u32,
+    /// What NVIDIA's catalogue calls it.
+    pub meaning: String,
 }

@@ -1,11 +1,19 @@
 //! `gpureap check`.
 
-use std::{collections::BTreeMap, path::Path, thread, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::Path,
+    thread,
+    time::Duration,
+};
+
+use jiff::{SignedDuration, Timestamp};
 
 use crate::{
+    api::client,
     check::{
-        Question, decide, exit, line,
-        report::{CheckReport, SCHEMA},
+        Known, Question, decide, exit, line,
+        report::{CheckReport, Fault, SCHEMA},
     },
     choose::{self, Chooser, Chosen},
     cli::{CheckArgs, Match},
@@ -13,13 +21,18 @@ use crate::{
     error::Failure,
     exit_code::Exit,
     eyes::{self, Opened},
+    history::{event::What, report::XidClass, xid},
     holders::{
         Options, build,
         report::{HolderReport, HoldersReport},
     },
     host::Host,
+    journal::reader,
     out,
-    process::stat::{self, Stat},
+    process::{
+        Runtimes,
+        stat::{self, Stat},
+    },
     reap::stuck::Coroner,
 };
 
@@ -39,6 +52,7 @@ pub fn run(args: &CheckArgs, config: &Config) -> anyhow::Result<Exit> {
     Ok(match report.exit_code {
         code if code == Exit::Unkillable as u8 => Exit::Unkillable,
         code if code == Exit::Held as u8 => Exit::Held,
+        code if code == Exit::KernelReference as u8 => Exit::KernelReference,
         code if code == Exit::NotPermitted as u8 => Exit::NotPermitted,
         _ => Exit::Done,
     })
@@ -46,7 +60,10 @@ pub fn run(args: &CheckArgs, config: &Config) -> anyhow::Result<Exit> {
 
 /// What the command prints.
 pub fn examine(args: &CheckArgs, config: &Config) -> anyhow::Result<CheckReport> {
-    let CheckArgs { choosing, free, patience, max_bytes, .. } = args;
+    let CheckArgs { choosing, free, orphans, xids, daemon, patience, max_bytes, .. } = args;
+    if *daemon {
+        require_daemon(config)?;
+    }
     let Opened { eyes, devices, note } = eyes::open_configured(config)?;
     if devices.is_empty() {
         return Err(Failure::no_device(note.as_deref()).into());
@@ -62,13 +79,23 @@ pub fn examine(args: &CheckArgs, config: &Config) -> anyhow::Result<CheckReport>
         nodes: slots.as_ref().map(|slots| slots.iter().map(|slot| devices.node(*slot)).collect()),
         attached: args.matching() == Match::Attached,
         free: *free,
+        orphans: *orphans,
     };
+    let now = host.now;
     let options = Options { host, slots, chosen, rules: config.classes.clone(), threads: false };
     let seen = build(&view, &devices, eyes.lineage(), &config.paths, &options);
-    let dying = dying(&seen, &config.paths.proc, *patience);
-    let findings = decide(&question, &seen, &dying);
+    let known = Known {
+        dying: dying(&seen, &config.paths.proc, *patience),
+        podless: if *orphans { podless(&seen, &Runtimes::new(config.paths.host.clone())) } else { BTreeSet::new() },
+    };
+    let findings = decide(&question, &seen, &known);
+    let faults = match xids {
+        Some(within) => faults(config, now, *within)?,
+        None => Vec::new(),
+    };
+    let faults: Vec<Fault> = faults.into_iter().filter(|fault| concerns(&question, fault)).collect();
     let HoldersReport { host, time, complete, notes, .. } = seen;
-    let code = match exit(&findings) {
+    let code = match exit(&findings, &faults) {
         // Nothing was seen, and not everything could be.
         Exit::Done if !complete => Exit::NotPermitted,
         code => code,
@@ -76,7 +103,7 @@ pub fn examine(args: &CheckArgs, config: &Config) -> anyhow::Result<CheckReport>
     let message = match code {
         Exit::Done => "no GPU is held by whom it should not be".to_owned(),
         Exit::NotPermitted => "not everybody who holds a GPU can be seen".to_owned(),
-        _ => line(&findings, *max_bytes),
+        _ => line(&findings, &faults, *max_bytes),
     };
     Ok(CheckReport {
         schema: SCHEMA.to_owned(),
@@ -85,9 +112,53 @@ pub fn examine(args: &CheckArgs, config: &Config) -> anyhow::Result<CheckReport>
         exit_code: code as u8,
         message,
         findings,
+        xids: faults,
         complete,
         notes,
     })
+}
+
+/// Counts kept by the kernel outlive a daemon; its record and its repairs do not.
+fn require_daemon(config: &Config) -> Result<(), Failure> {
+    client::open(&config.paths.run)
+        .map(drop)
+        .map_err(|error| Failure::unsupported(format!("the gpureap daemon does not answer: {error}")))
+}
+
+/// In a pod that has ended, and all of whose containers should have.
+fn podless(seen: &HoldersReport, runtimes: &Runtimes) -> BTreeSet<u32> {
+    let gone = |holder: &&HolderReport| holder.pod.as_ref().is_some_and(|uid| runtimes.pod_is_gone(uid) == Some(true));
+    seen.holders.iter().filter(gone).map(|holder| holder.pid).collect()
+}
+
+/// What the journal has of that time and of this boot, one of each kind and GPU. What a program did wrong is its own matter.
+fn faults(config: &Config, now: Timestamp, within: Duration) -> anyhow::Result<Vec<Fault>> {
+    let within = SignedDuration::try_from(within).unwrap_or(SignedDuration::MAX);
+    let since = now.checked_sub(within).unwrap_or(Timestamp::MIN);
+    let mut found: BTreeMap<(String, u32), Fault> = BTreeMap::new();
+    let path = config.paths.journal();
+    if !path.exists() {
+        return Ok(Vec::new());
+    }
+    reader::events(&path, Some(since), |event| {
+        if let What::Xid(seen) = event.what {
+            let (class, meaning) = xid::classify(seen.xid, false);
+            if matches!(class, XidClass::Hardware | XidClass::Driver) {
+                let fault = Fault { bdf: seen.bdf, node: seen.node, xid: seen.xid, meaning: meaning.to_owned() };
+                found.insert((fault.bdf.clone(), fault.xid), fault);
+            }
+        }
+        Ok(())
+    })?;
+    Ok(found.into_values().collect())
+}
+
+fn concerns(question: &Question, fault: &Fault) -> bool {
+    match (&question.nodes, &fault.node) {
+        (Some(nodes), Some(node)) => nodes.contains(node),
+        // Of which GPU it is nobody knows: then it is of any.
+        _ => true,
+    }
 }
 
 /// Those that have been told to die and still are not dead when the patience is over, with the state of the thread that keeps

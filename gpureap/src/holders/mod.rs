@@ -228,8 +228,8 @@ fn holder_report(
     let place = facts.as_ref().map(|facts| facts.whole_place(readings.root)).unwrap_or_default();
     let seen = facts.map_or_else(unknown, |facts| Facts::clone(&facts));
     let Facts { nspids, comm, argv, exe, exe_deleted, uid, user, cgroup, .. } = seen;
+    let names = classifier.names(&place);
     let crate::process::Place { unit, container, slurm_job, slurm_step, pod } = place;
-    let names = container.as_ref().map(|id| classifier.names(id)).unwrap_or_default();
     let ContainerNames { name: container_name, image, pod: pod_name, namespace: pod_namespace } = names;
     Some(HolderReport {
         pid: key.tgid,

@@ -214,8 +214,8 @@ fn describe(key: ProcKey, known: Option<&Ancestor>, facts: Option<&Facts>, class
     process.user.clone_from(&facts.user);
     process.nspids.clone_from(&facts.nspids);
     process.class = Some(crate::out::words::word(&classifier.class(facts).class));
+    let names = classifier.names(&facts.place);
     let process::Place { unit, container, slurm_job, slurm_step, pod } = facts.place.clone();
-    let names = container.as_ref().map(|id| classifier.names(id)).unwrap_or_default();
     let ContainerNames { name: container_name, image, pod: pod_name, namespace: pod_namespace } = names;
     process.place = Place {
         cgroup: facts.cgroup.clone(),
