@@ -159,7 +159,7 @@ impl Filter {
     /// Whether the environment alone decides, which tells a Slurm job too, and may not be read. A candidate without a name is gone.
     pub fn is_undecided(&self, candidate: &Candidate) -> bool {
         let of_environment = !self.environment.is_empty() && candidate.environment.is_none();
-        let of_job = !(self.slurm_jobs.is_empty() && self.other_jobs.is_empty()) && !candidate.job_known;
+        let of_job = (!self.slurm_jobs.is_empty() || !self.other_jobs.is_empty()) && !candidate.job_known;
         let rest = || {
             let mut rest = self.clone();
             if of_environment {
