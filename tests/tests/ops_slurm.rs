@@ -359,7 +359,8 @@ struct Respawning(Child);
 impl Respawning {
     fn start(cluster: &Cluster<'_>, gpu: u32) -> Self {
         let mut command = Command::new("/bin/sh");
-        command.args(["-c", "while :; do \"$0\" 600 <\"$1\"; done"]).arg(cluster.path("python3"));
+        // In a subshell, for dash opens what a command is redirected to in itself.
+        command.args(["-c", "while :; do (exec \"$0\" 600 <\"$1\"); done"]).arg(cluster.path("python3"));
         command.arg(cluster.gpu(gpu)).env_clear().process_group(0);
         Self(command.spawn().expect("start one that begins anew"))
     }
