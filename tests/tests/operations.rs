@@ -1,6 +1,7 @@
 //! The whole matrix of kernel operations: after every step, the counts are exact.
 use std::{collections::BTreeMap, path::Path, time::Duration};
 
+use gpureap_common::counter;
 use gpureap_tests::{
     actor::operations,
     harness::{
