@@ -29,6 +29,7 @@ pub mod kernel;
 pub mod limits;
 pub mod metrics;
 pub mod model;
+pub mod otlp;
 pub mod out;
 pub mod process;
 pub mod reap;
