@@ -19,7 +19,7 @@ use crate::{
     config::{Overrides, StandIn, duration},
     gpu::select::By,
     model::{Backend, Source},
-    reap::{plan::Matching, scope::Scope},
+    reap::{plan::Matching, scope::Scope, signaller::Signal},
     when,
 };
 
@@ -70,7 +70,9 @@ impl Global {
             BackendChoice::Fentry => Some(Backend::Fentry),
             BackendChoice::Gate => Some(Backend::Gate),
         };
-        Overrides { config: config.clone(), devices: device.clone(), backend }
+        // Not the path that was started: that file may have been replaced since.
+        let program = Some(PathBuf::from("/proc/self/exe"));
+        Overrides { config: config.clone(), devices: device.clone(), backend, program }
     }
 
     /// The same options again, for a further gpureap.
@@ -141,6 +143,9 @@ pub enum Command {
     /// Who stands in the way of a GPU reset, an unload of the driver or a MIG change, and how to release each
     #[command(after_help = BLOCKERS_HELP)]
     Blockers(BlockersArgs),
+    /// One line and an exit code for the checks of a cluster: who holds a GPU and should not
+    #[command(after_help = CHECK_HELP)]
+    Check(CheckArgs),
     /// Refuse new opens of GPUs, host-wide, for a time; what is open stays open
     #[command(after_help = FENCE_HELP)]
     Fence(FenceArgs),
@@ -207,6 +212,18 @@ Exit codes:
   0 nothing is in the way; 3 jobs are; 5 only monitors and services; 6 only modules, settings or files without a process;
   7 too little may be seen to say; 8 this host has no NVIDIA driver";
 
+const CHECK_HELP: &str = "\
+Example:
+  gpureap check
+  gpureap check --free --gpu 0 --gpu 1 --except-slurm-job 41,42
+  gpureap check --orphans --xids 1h --daemon --max-bytes 80
+
+Without --free and --orphans only processes count that were told to die and do not.
+
+Exit codes:
+  0 nothing found; 3 held by a job (--free, --orphans); 4 held by a process that cannot be killed; 6 an Xid of the hardware or
+  the driver (--xids); 7 too little may be seen to say; 8 this host cannot do it, or no daemon runs (--daemon)";
+
 const FENCE_HELP: &str = "\
 Example:
   gpureap fence --gpu 0 --ttl 10m
@@ -257,9 +274,12 @@ pub struct Choosing {
     /// Processes in this container: id, the first 4 digits of it or more, or name
     #[arg(long, value_name = "CONTAINER", action = ArgAction::Append, value_parser = wish::container)]
     pub container: Vec<String>,
-    /// Processes of this Slurm job, or of one step of it: 123, 123.0
+    /// Processes of this Slurm job, or of one step of it: 123, 123.0; `any`: of whichever
     #[arg(long, value_name = "JOB", action = ArgAction::Append)]
     pub slurm_job: Vec<SlurmJob>,
+    /// No processes of these Slurm jobs, such as those that run: 123,124 (repeatable)
+    #[arg(long, value_name = "JOB", action = ArgAction::Append, value_delimiter = ',')]
+    pub except_slurm_job: Vec<SlurmJob>,
     /// Processes below this systemd unit; `.service` may be left out
     #[arg(long, value_name = "UNIT", action = ArgAction::Append, value_parser = wish::unit)]
     pub unit: Vec<String>,
@@ -362,7 +382,32 @@ pub struct ReapArgs {
     pub include_protected: Vec<String>,
 }
 
+/// As the command line has it without options.
+impl Default for ReapArgs {
+    fn default() -> Self {
+        Self {
+            choosing: Choosing::default(),
+            matching: None,
+            now: false,
+            grace: Duration::from_secs(10),
+            timeout: Duration::from_mins(1),
+            fence: false,
+            scope: Scope::default(),
+            stop_monitors: false,
+            dry_run: false,
+            yes: false,
+            json: false,
+            include_own_session: false,
+            include_protected: Vec::new(),
+        }
+    }
+}
+
 impl ReapArgs {
+    pub const fn first_signal(&self) -> Signal {
+        if self.now { Signal::Kill } else { Signal::Term }
+    }
+
     /// The default of `--match` follows `--gpu`: on GPU 1, a job that works on GPU 0 holds handles too.
     pub fn matching(&self) -> Match {
         self.matching.unwrap_or(if self.choosing.gpu.is_empty() { Match::Any } else { Match::Attached })
@@ -379,6 +424,52 @@ pub struct BlockersArgs {
     /// Print one JSON document
     #[arg(long)]
     pub json: bool,
+}
+
+#[derive(Clone, Debug, Args)]
+pub struct CheckArgs {
+    #[command(flatten)]
+    pub choosing: Choosing,
+    /// Which handles count [default: attached with --gpu, any without]
+    #[arg(long = "match", value_enum, help_heading = "Choosing")]
+    pub matching: Option<Match>,
+    /// The GPUs are to be free: every job that holds one counts
+    #[arg(long)]
+    pub free: bool,
+    /// Jobs that belong to nothing that still runs count: of a pod that is gone, or left behind outside of any container and
+    /// Slurm job
+    #[arg(long)]
+    pub orphans: bool,
+    /// Xids of the hardware or the driver within this time count, as the daemon recorded them: 10m, 1h
+    #[arg(long, value_name = "TIME", value_parser = duration)]
+    pub xids: Option<Duration>,
+    /// Exit with 8 where no daemon runs
+    #[arg(long)]
+    pub daemon: bool,
+    /// How long a process that was told to die may take for it: 2s, 500ms, or a number of seconds
+    #[arg(long, value_name = "TIME", default_value = "2s", value_parser = duration)]
+    pub patience: Duration,
+    /// Longest line to print; less is said before it is cut
+    #[arg(long, value_name = "BYTES", default_value = "1024", value_parser = max_bytes)]
+    pub max_bytes: usize,
+    /// Print one JSON document
+    #[arg(long)]
+    pub json: bool,
+}
+
+impl CheckArgs {
+    /// As for `reap`.
+    pub fn matching(&self) -> Match {
+        self.matching.unwrap_or(if self.choosing.gpu.is_empty() { Match::Any } else { Match::Attached })
+    }
+}
+
+/// Enough for a node and a name.
+fn max_bytes(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(bytes @ 40..=65_536) => Ok(bytes),
+        _ => Err(format!("`{text}` is not a number between 40 and 65536")),
+    }
 }
 
 #[derive(Clone, Debug, Default, Args)]

@@ -205,6 +205,8 @@ pub struct Nvml {
     pub enabled: bool,
     /// A name for the loader, or a path.
     pub library: PathBuf,
+    /// The gpureap that is started to ask; not in the file. In the command line tool it is that program itself.
+    pub program: PathBuf,
     /// Time limit of one question.
     pub timeout: Duration,
 }
@@ -212,7 +214,12 @@ pub struct Nvml {
 impl Default for Nvml {
     fn default() -> Self {
         // Without persistence mode the first question initialises the GPUs, which takes a second or two.
-        Self { enabled: true, library: "libnvidia-ml.so.1".into(), timeout: Duration::from_secs(5) }
+        Self {
+            enabled: true,
+            library: "libnvidia-ml.so.1".into(),
+            program: "/usr/bin/gpureap".into(),
+            timeout: Duration::from_secs(5),
+        }
     }
 }
 
@@ -339,11 +346,18 @@ pub struct Overrides {
     pub config: Option<PathBuf>,
     pub devices: Vec<StandIn>,
     pub backend: Option<Backend>,
+    /// [`Nvml::program`].
+    pub program: Option<PathBuf>,
 }
 
 impl Config {
+    /// What the file, `GPUREAP_*` and the defaults say on this host, for programs that use gpureap as a library.
+    pub fn of_this_host() -> anyhow::Result<Self> {
+        Self::load(Paths::from_env(|name| std::env::var_os(name)), Overrides::default())
+    }
+
     pub fn load(mut paths: Paths, overrides: Overrides) -> anyhow::Result<Self> {
-        let Overrides { config, devices, backend } = overrides;
+        let Overrides { config, devices, backend, program } = overrides;
         let named = config.is_some();
         if let Some(config) = config {
             paths.config = config;
@@ -358,6 +372,9 @@ impl Config {
         };
         result.paths = paths;
         result.backend = backend;
+        if let Some(program) = program {
+            result.nvml.program = program;
+        }
         for device in devices {
             // Said twice in the same words is harmless.
             if !result.devices.contains(&device) {
@@ -415,6 +432,7 @@ impl Config {
             nvml: Nvml {
                 enabled: enabled.unwrap_or(default.nvml.enabled),
                 library: library.map_or(default.nvml.library, |library| library.0),
+                program: default.nvml.program,
                 timeout: timeout.map_or(default.nvml.timeout, |timeout| timeout.0),
             },
             journal: Journal {

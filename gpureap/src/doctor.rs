@@ -283,3 +283,26 @@ fn pin_beside(pin: &Path) -> PathBuf {
     let name = format!("gpureap-doctor-{}", std::process::id());
     pin.parent().unwrap_or(Path::new("/sys/fs/bpf")).join(name)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Paths;
+
+    #[test]
+    fn every_line_is_explained() {
+        let page = include_str!("../../docs/troubleshooting.md");
+        let nowhere = || PathBuf::from("/nonexistent");
+        let paths = Paths { proc: nowhere(), sys: nowhere(), dev: nowhere(), pin: nowhere(), ..Paths::default() };
+        let report = examine(&Config { paths, ..Config::default() });
+        assert!(!report.ok);
+        let names = report.checks.iter().map(|check| check.name);
+        // Those that come only where there is something to look at.
+        for name in names
+            .chain(["tracer", "lineage", "fence"])
+            .chain([Backend::Kprobe, Backend::Fentry, Backend::Gate].map(name))
+        {
+            assert!(page.contains(&format!("\n| `{name}` | ")), "{name}");
+        }
+    }
+}

@@ -3,6 +3,7 @@
 pub mod api;
 pub mod blockers;
 pub mod bpf;
+pub mod check;
 pub mod choose;
 pub mod classify;
 pub mod cli;
@@ -26,6 +27,7 @@ pub mod holders;
 pub mod host;
 pub mod journal;
 pub mod kernel;
+pub mod library;
 pub mod limits;
 pub mod metrics;
 pub mod model;
@@ -42,3 +44,8 @@ pub mod track;
 pub mod trust;
 pub mod watch;
 pub mod when;
+
+pub use self::{
+    config::Config,
+    library::{Holders, Journal, Reaper},
+};

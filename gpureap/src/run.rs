@@ -54,6 +54,7 @@ fn command_of(global: &Global, command: &Command) -> anyhow::Result<Exit> {
         Command::Holders(args) => commands::holders::run(args, &config()?),
         Command::Reap(args) => reap::run(args, &config()?),
         Command::Blockers(args) => commands::blockers::run(args, &config()?),
+        Command::Check(args) => commands::check::run(args, &config()?),
         Command::Fence(args) => commands::fence::run(args, &config()?),
         Command::Unfence(args) => commands::fence::unfence(args, &config()?),
         Command::Events(args) => commands::events::run(args, &config()?),

@@ -80,9 +80,12 @@ fn fake_nvml() -> PathBuf {
     env::var_os("GPUREAP_FAKE_NVML_LIBRARY").map_or_else(beside, PathBuf::from)
 }
 
+fn nvml() -> Nvml {
+    Nvml { program: GPUREAP.into(), ..Nvml::default() }
+}
+
 fn spawn(library: &Path) -> NvmlChild {
-    let config = Nvml { library: library.to_owned(), ..Nvml::default() };
-    NvmlChild::spawn_program(Path::new(GPUREAP), &config).unwrap()
+    NvmlChild::spawn(&Nvml { library: library.to_owned(), ..nvml() }).unwrap()
 }
 
 /// The name of a function becomes another one, which nobody looks for.
@@ -360,7 +363,7 @@ fn the_library_is_found_by_its_one_usual_name() {
     let bench = Bench::new(&of(&[h200(0)]), &[]);
     // SAFETY: it has its turn.
     unsafe { env::set_var("LD_LIBRARY_PATH", bench.dir.path()) };
-    let answer = NvmlChild::spawn_program(Path::new(GPUREAP), &Nvml::default()).unwrap().ask(PATIENCE);
+    let answer = NvmlChild::spawn(&nvml()).unwrap().ask(PATIENCE);
     // SAFETY: it has its turn.
     unsafe { env::remove_var("LD_LIBRARY_PATH") };
     assert_eq!(answer.unwrap().gpus.len(), 1);

@@ -17,7 +17,7 @@ use gpureap::{
         plan::{Action, Class, Row, Via},
     },
 };
-use gpureap_tests::harness::{Bench, Device, Output, Pid, Scene, Shared, anybody, note, skip, sys, wait_for};
+use gpureap_tests::harness::{Bench, Device, Freezer, Output, Pid, Scene, Shared, anybody, note, skip, sys, wait_for};
 use serde_json::Value;
 
 const DEV: &str = "/dev/full";
@@ -224,54 +224,6 @@ fn k10_a_cgroup_takes_everybody_in_it_by_the_kernel() {
     let last: Vec<Value> = record.lines().rev().take(4).map(|line| serde_json::from_str(line).expect("JSON")).collect();
     if cgroup.0.join("cgroup.kill").exists() {
         assert!(last.iter().all(|line| line["cgroup"].as_str() == cgroup.0.to_str()), "{last:#?}");
-    }
-}
-
-/// The freezer of version 1 keeps a process from dying, as a driver does that never returns.
-struct Freezer {
-    group: PathBuf,
-    mounted: Option<PathBuf>,
-}
-
-impl Freezer {
-    fn new(place: &Path) -> io::Result<Self> {
-        let mounts = fs::read_to_string("/proc/self/mounts")?;
-        let there = mounts.lines().find_map(|line| {
-            let fields: Vec<&str> = line.split(' ').collect();
-            let freezer = fields[2] == "cgroup" && fields[3].split(',').any(|option| option == "freezer");
-            freezer.then(|| PathBuf::from(fields[1]))
-        });
-        let (root, mounted) = if let Some(root) = there {
-            (root, None)
-        } else {
-            fs::create_dir_all(place)?;
-            rustix::mount::mount("none", place, "cgroup", rustix::mount::MountFlags::empty(), c"freezer")?;
-            (place.to_owned(), Some(place.to_owned()))
-        };
-        let group = root.join(format!("gpureap-test-{}", std::process::id()));
-        fs::create_dir(&group)?;
-        Ok(Self { group, mounted })
-    }
-
-    fn freeze(&self, pid: Pid) {
-        fs::write(self.group.join("cgroup.procs"), pid.to_string()).expect("move into the freezer");
-        fs::write(self.group.join("freezer.state"), "FROZEN").expect("freeze");
-        let frozen = || fs::read_to_string(self.group.join("freezer.state")).is_ok_and(|state| state == "FROZEN\n");
-        wait_for("it is frozen", frozen);
-    }
-
-    fn thaw(&self) {
-        fs::write(self.group.join("freezer.state"), "THAWED").expect("thaw");
-    }
-}
-
-impl Drop for Freezer {
-    fn drop(&mut self) {
-        self.thaw();
-        wait_for("the freezer is empty", || fs::remove_dir(&self.group).is_ok());
-        if let Some(place) = &self.mounted {
-            sys::unmount(place).expect("unmount the freezer");
-        }
     }
 }
 

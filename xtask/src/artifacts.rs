@@ -162,8 +162,22 @@ fn selection() -> Vec<&'static str> {
 pub(crate) fn strip(executable: &Path, into: &Path) -> Result<PathBuf> {
     let name = executable.file_name().with_context(|| format!("{} has no name", executable.display()))?;
     let stripped = into.join(name);
-    process::run(Command::new("strip").arg("--strip-all").arg("-o").args([&stripped, &executable.to_path_buf()]))?;
+    strip_to(executable, &stripped)?;
     Ok(stripped)
+}
+
+pub(crate) fn strip_to(executable: &Path, to: &Path) -> Result<()> {
+    process::run(Command::new("strip").arg("--strip-all").arg("-o").args([to, executable]))
+}
+
+/// gpureap as users get it, dynamic, for NVML is loaded at run time.
+pub(crate) fn program(profile: &str) -> Result<PathBuf> {
+    let mut command = process::cargo();
+    command.args(["build", "--locked", "--package=gpureap", "--bin=gpureap", "--profile", profile]);
+    command.arg("--message-format=json-render-diagnostics").stdout(Stdio::piped());
+    let Artifacts { binaries, tests: _ } = Artifacts::parse(&process::output(&mut command)?)?;
+    let found = binaries.into_iter().find(|binary| binary.name == "gpureap");
+    Ok(found.context("cargo built no gpureap")?.path)
 }
 
 /// Files that tests read at run time, by the paths they were compiled with.

@@ -12,8 +12,8 @@ use walkdir::WalkDir;
 
 use crate::process::{self, root};
 
-const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
-const ARCHIVE: &str = "http://deb.debian.org/debian";
+pub(crate) const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
+pub(crate) const ARCHIVE: &str = "http://deb.debian.org/debian";
 const SECURITY: &str = "http://deb.debian.org/debian-security";
 
 /// A kernel that the tests may boot.

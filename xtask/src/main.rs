@@ -9,6 +9,7 @@ use clap::{Parser, Subcommand};
 
 mod artifacts;
 mod bench;
+mod dist;
 mod ebpf;
 mod fuzz;
 mod initramfs;
@@ -52,6 +53,8 @@ enum Task {
     Lint,
     /// Run the fuzz targets
     Fuzz(fuzz::Options),
+    /// Pack gpureap: a Debian package and a tarball in target/dist, with their sums
+    Dist(dist::Options),
     /// Measure gpureap, beside what people use and what it costs others (mostly as root)
     #[command(subcommand)]
     Bench(bench::Bench),
@@ -96,6 +99,7 @@ fn run(task: Task) -> Result<()> {
         Task::Fuzz(options) => fuzz::command(&options),
         Task::Matrix(options) => matrix::command(&options),
         Task::Bench(bench) => bench::bench(&bench),
+        Task::Dist(options) => dist::command(&options),
         Task::Lint => lint::lint().and_then(|()| lint::docs()),
         Task::Test(options) => test::test(options),
     }

@@ -27,6 +27,9 @@ const FATAL: &[&str] = &[
     "Out of memory and no killable processes",
 ];
 
+/// MiB that are enough for tests.
+pub(crate) const MEMORY: u32 = 2048;
+
 #[derive(Clone, Copy, Debug, clap::ValueEnum)]
 pub(crate) enum Accel {
     /// Emulation, which works everywhere.
@@ -46,6 +49,8 @@ pub(crate) struct Boot<'a> {
     pub(crate) kernel: &'a Path,
     pub(crate) initramfs: &'a Path,
     pub(crate) processors: Processors,
+    /// In MiB.
+    pub(crate) memory: u32,
     /// Words added to the kernel's command line.
     pub(crate) append: &'a [String],
     /// The VM may run for this long altogether…
@@ -147,7 +152,8 @@ impl Boot<'_> {
                 Processors::Two => ["-smp", "2"].as_slice(),
                 Processors::Counted => &["-smp", "1", "-icount", "shift=0,sleep=off"],
             })
-            .args(["-m", "2G"])
+            .arg("-m")
+            .arg(format!("{}M", self.memory))
             .args(["-nodefaults", "-no-user-config", "-no-reboot", "-display", "none"])
             .args(["-serial", "stdio"])
             .arg("-chardev")

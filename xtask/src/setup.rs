@@ -14,6 +14,7 @@ use crate::{
 
 const BPF_LINKER: &str = "0.13.0";
 const CARGO_DENY: &str = "0.20.2";
+const CARGO_DEB: &str = "3.8.0";
 
 /// One thing that must be here: how to see that it is, and who brings it.
 struct Need {
@@ -57,8 +58,23 @@ const NEEDS: &[Need] = &[
 
 /// The servers that the tests named `ops_…` start. Debian's packages start them at once where systemd runs; the tests use
 /// their own configurations, directories and ports.
-const SERVERS: &[Need] =
-    &[Need { what: "Prometheus", present: || program("prometheus") && program("promtool"), packages: &["prometheus"] }];
+const SERVERS: &[Need] = &[
+    Need { what: "Prometheus", present: || program("prometheus") && program("promtool"), packages: &["prometheus"] },
+    Need { what: "munged", present: || program("munged"), packages: &["munge"] },
+    Need {
+        what: "Slurm",
+        present: || ["slurmctld", "slurmd", "sbatch"].into_iter().all(program),
+        packages: &["slurmctld", "slurmd", "slurm-client"],
+    },
+];
+
+/// For packages and their tests.
+const PACKAGING: &[Need] = &[
+    Need { what: "dpkg-shlibdeps", present: || program("dpkg-shlibdeps"), packages: &["dpkg-dev"] },
+    Need { what: "xz", present: || program("xz"), packages: &["xz-utils"] },
+    Need { what: "debootstrap", present: || exists("/usr/sbin/debootstrap"), packages: &["debootstrap"] },
+    Need { what: "cpio", present: || program("cpio"), packages: &["cpio"] },
+];
 
 fn exists(path: &str) -> bool {
     Path::new(path).exists()
@@ -69,7 +85,23 @@ fn program(name: &str) -> bool {
 }
 
 pub(crate) fn servers() -> Result<()> {
-    let missing: Vec<&Need> = SERVERS.iter().filter(|need| !(need.present)()).collect();
+    provide(SERVERS)
+}
+
+/// What packages are made and tested with.
+pub(crate) fn packaging() -> Result<()> {
+    provide(PACKAGING)?;
+    if !deb_works() {
+        println!("setup: building cargo-deb {CARGO_DEB}");
+        // It packs with programs of the system, so nothing waits for its own code.
+        let quick = [("CARGO_PROFILE_RELEASE_OPT_LEVEL", "0")];
+        cargo_install(&["cargo-deb", "--version", CARGO_DEB, "--no-default-features"], &quick)?;
+    }
+    Ok(())
+}
+
+fn provide(needs: &'static [Need]) -> Result<()> {
+    let missing: Vec<&Need> = needs.iter().filter(|need| !(need.present)()).collect();
     if missing.is_empty() {
         return Ok(());
     }
@@ -237,6 +269,12 @@ fn deny_works() -> bool {
     process::find_program("cargo-deny")
         .and_then(|deny| process::probe(Command::new(deny).arg("--version")))
         .is_some_and(|version| version.trim() == format!("cargo-deny {CARGO_DENY}"))
+}
+
+fn deb_works() -> bool {
+    process::find_program("cargo-deb")
+        .and_then(|deb| process::probe(Command::new(deb).arg("--version")))
+        .is_some_and(|version| version.trim() == format!("cargo-deb {CARGO_DEB}"))
 }
 
 fn component_works(name: &str) -> bool {

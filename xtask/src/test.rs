@@ -12,7 +12,7 @@ use rustix::mount::{MountFlags, mount};
 
 use crate::{
     artifacts::{self, Artifacts, Executable},
-    ebpf, fuzz,
+    dist, ebpf, fuzz,
     libtest::{self, Counts},
     lint, process, setup, vm,
 };
@@ -28,7 +28,7 @@ pub(crate) struct Options {
     /// Leave out the tests that load programs into this machine's kernel
     #[arg(long)]
     no_native: bool,
-    /// Leave out the tests that start real servers
+    /// Leave out the tests that start real servers, and that of the package
     #[arg(long)]
     no_ops: bool,
     /// Run only the tests that start real servers: Slurm, Prometheus and the like
@@ -61,6 +61,7 @@ pub(crate) fn test(options: Options) -> Result<()> {
             }
             if !options.no_ops {
                 stages.run("ops", || ops(&artifacts));
+                stages.run("package", || dist::test(&artifacts.gpureap().path));
             }
             if !options.no_vm {
                 stages.run("vm", || vm::run(&vm::Options::everything(), &artifacts));

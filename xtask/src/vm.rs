@@ -20,7 +20,7 @@ use crate::{
     kernels::{self, Kernel},
     libtest::Counts,
     process,
-    qemu::{Accel, Boot, End, Processors},
+    qemu::{Accel, Boot, End, MEMORY, Processors},
 };
 
 #[derive(clap::Args, Clone, Debug)]
@@ -237,6 +237,7 @@ fn boot(machine: &Machine, initramfs: &Path, limits: &Limits) -> Result<Finished
         kernel: &machine.kernel.vmlinuz(),
         initramfs,
         processors: Processors::Two,
+        memory: MEMORY,
         append: &machine.command_line(),
         timeout: Duration::from_secs(timeout),
         silence: Duration::from_secs(silence),

@@ -28,6 +28,8 @@ pub struct Candidate {
     pub comm: Option<String>,
     pub container: Option<String>,
     pub container_name: Option<String>,
+    /// Whether it could be read of which Slurm job it is, if of any.
+    pub job_known: bool,
     pub slurm_job: Option<String>,
     pub slurm_step: Option<String>,
     /// In every hierarchy.
@@ -66,14 +68,24 @@ impl<'a> Gatherer<'a> {
         let ancestors = if filter.trees.is_empty() { BTreeSet::new() } else { self.ancestors(key) };
         let Some(facts) = Facts::read(proc, key.tgid, key.start_ns) else { return Candidate { ancestors, ..bare } };
         let groups = !filter.units.is_empty() || !filter.cgroups.is_empty();
-        let container = facts.place.container.clone();
+        let mut place = facts.place.clone();
+        let mut job_known = true;
+        if !filter.slurm_jobs.is_empty() || !filter.other_jobs.is_empty() {
+            place.or_job_of(|| {
+                let environment = facts.environment(proc);
+                job_known = environment.is_some();
+                environment
+            });
+        }
+        let container = place.container;
         let container_name = container.as_ref().filter(|_| !filter.containers.is_empty()).and_then(|id| self.name(id));
         Candidate {
             uid: facts.uid,
             container,
             container_name,
-            slurm_job: facts.place.slurm_job.clone(),
-            slurm_step: facts.place.slurm_step.clone(),
+            job_known,
+            slurm_job: place.slurm_job,
+            slurm_step: place.slurm_step,
             cgroups: if groups { facts.cgroups(proc) } else { Vec::new() },
             environment: if filter.environment.is_empty() { None } else { self.environment(&facts) },
             comm: Some(facts.comm),

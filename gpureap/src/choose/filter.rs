@@ -41,6 +41,8 @@ pub struct Filter {
     pub comms: BTreeSet<String>,
     pub containers: BTreeSet<String>,
     pub slurm_jobs: Vec<SlurmJob>,
+    /// Whose processes are not meant.
+    pub other_jobs: Vec<SlurmJob>,
     pub units: BTreeSet<String>,
     /// Below the root of a hierarchy.
     pub cgroups: BTreeSet<String>,
@@ -52,8 +54,21 @@ pub struct Filter {
 
 impl Filter {
     pub fn new(choosing: &Choosing, proc: &Path) -> Result<Self, Failure> {
-        let Choosing { gpu: _, by: _, pid, user, comm, container, slurm_job, unit, cgroup, env, tree_of, older_than } =
-            choosing;
+        let Choosing {
+            gpu: _,
+            by: _,
+            pid,
+            user,
+            comm,
+            container,
+            slurm_job,
+            except_slurm_job,
+            unit,
+            cgroup,
+            env,
+            tree_of,
+            older_than,
+        } = choosing;
         let mut environment: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
         for Variable { key, value } in env.iter().cloned() {
             environment.entry(key).or_default().insert(value);
@@ -68,6 +83,7 @@ impl Filter {
             comms: comm.iter().cloned().collect(),
             containers: container.iter().cloned().collect(),
             slurm_jobs: slurm_job.clone(),
+            other_jobs: except_slurm_job.clone(),
             units: unit.iter().cloned().collect(),
             cgroups: cgroup.iter().map(|path| below_root(path, &mounts)).collect::<Result<_, _>>()?,
             environment,
@@ -88,13 +104,26 @@ impl Filter {
     }
 
     pub fn matches(&self, candidate: &Candidate) -> bool {
-        let Self { pids, users, comms, containers, slurm_jobs, units, cgroups, environment, trees, older_than } = self;
+        let Self {
+            pids,
+            users,
+            comms,
+            containers,
+            slurm_jobs,
+            other_jobs,
+            units,
+            cgroups,
+            environment,
+            trees,
+            older_than,
+        } = self;
         let Candidate {
             pid,
             uid,
             comm,
             container,
             container_name,
+            job_known,
             slurm_job,
             slurm_step,
             cgroups: own_cgroups,
@@ -102,9 +131,11 @@ impl Filter {
             ancestors,
             age,
         } = candidate;
-        let is_job = |wish: &SlurmJob| {
-            slurm_job.as_ref() == Some(&wish.job)
-                && wish.step.as_ref().is_none_or(|step| slurm_step.as_ref() == Some(step))
+        let is_job = |wish: &SlurmJob| match wish {
+            SlurmJob::Any => slurm_job.is_some(),
+            SlurmJob::One { job, step } => {
+                slurm_job.as_ref() == Some(job) && step.as_ref().is_none_or(|step| slurm_step.as_ref() == Some(step))
+            }
         };
         let has = |variable: (&String, &BTreeSet<String>)| {
             let (key, values) = variable;
@@ -116,6 +147,7 @@ impl Filter {
             && (containers.is_empty()
                 || containers.iter().any(|wish| is_container(wish, container.as_deref(), container_name.as_deref())))
             && (slurm_jobs.is_empty() || slurm_jobs.iter().any(is_job))
+            && (other_jobs.is_empty() || *job_known && !other_jobs.iter().any(is_job))
             && (units.is_empty()
                 || own_cgroups.iter().flat_map(|path| path.split('/')).any(|part| units.contains(part)))
             && (cgroups.is_empty() || cgroups.iter().any(|wish| own_cgroups.iter().any(|path| is_below(path, wish))))

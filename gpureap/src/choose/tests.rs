@@ -21,6 +21,7 @@ fn worker() -> Candidate {
         comm: text("python3"),
         container: text(ID),
         container_name: text("train"),
+        job_known: true,
         slurm_job: text("123"),
         slurm_step: text("0"),
         cgroups: vec!["/system.slice/slurmstepd.scope/job_123/step_0".to_owned(), "/".to_owned()],
@@ -59,6 +60,12 @@ fn each_filter() {
         ("--slurm-job 12", false),
         ("--slurm-job 123.0", true),
         ("--slurm-job 123.batch", false),
+        ("--slurm-job any", true),
+        ("--except-slurm-job 123", false),
+        ("--except-slurm-job 12,124", true),
+        ("--except-slurm-job 12,123", false),
+        ("--except-slurm-job 123.1", true),
+        ("--slurm-job any --except-slurm-job 122", true),
         ("--unit slurmstepd.scope", true),
         ("--unit slurmstepd", false),
         ("--unit system.slice", true),
@@ -256,6 +263,7 @@ fn candidate() -> impl Strategy<Value = Candidate> {
             comm,
             container_name: container.clone(),
             container,
+            job_known: true,
             slurm_job: job,
             slurm_step: None,
             cgroups: group.iter().map(|group| format!("/{group}/{group}.service")).collect(),
@@ -272,14 +280,16 @@ fn filter() -> impl Strategy<Value = Filter> {
     };
     let numbers = || collection::btree_set(0..4u32, 0..3);
     let older = proptest::option::of(0..90u64);
-    (numbers(), numbers(), words(), words(), words(), words(), collection::btree_set(0..3u8, 0..3), older).prop_map(
-        |(pids, users, comms, containers, jobs, groups, env, older)| Filter {
+    let jobs = || (words(), words());
+    (numbers(), numbers(), words(), words(), jobs(), words(), collection::btree_set(0..3u8, 0..3), older).prop_map(
+        |(pids, users, comms, containers, (jobs, others), groups, env, older)| Filter {
             trees: pids.iter().map(|pid| Tree { pid: *pid, start_ns: None }).collect(),
             pids,
             users,
             comms,
             containers,
-            slurm_jobs: jobs.into_iter().map(|job| SlurmJob { job, step: None }).collect(),
+            slurm_jobs: jobs.into_iter().map(|job| SlurmJob::One { job, step: None }).collect(),
+            other_jobs: others.into_iter().map(|job| SlurmJob::One { job, step: None }).collect(),
             units: groups.iter().map(|group| format!("{group}.service")).collect(),
             cgroups: groups.iter().map(|group| format!("/{group}")).collect(),
             environment: if env.is_empty() {
@@ -305,6 +315,7 @@ fn with_part_of(base: &Filter, other: &Filter, part: usize) -> Filter {
         6 => result.cgroups = other.cgroups,
         7 => result.environment = other.environment,
         8 => result.trees = other.trees,
+        9 => result.other_jobs = other.other_jobs,
         _ => result.older_than = other.older_than,
     }
     result
@@ -313,7 +324,7 @@ fn with_part_of(base: &Filter, other: &Filter, part: usize) -> Filter {
 proptest! {
     #[test]
     fn another_filter_lets_nobody_new_through(
-        candidate in candidate(), base in filter(), other in filter(), part in 0..10usize,
+        candidate in candidate(), base in filter(), other in filter(), part in 0..11usize,
     ) {
         // The flag was not given, then it was.
         let without = with_part_of(&base, &Filter::default(), part);
@@ -323,7 +334,7 @@ proptest! {
 
     #[test]
     fn a_filter_is_all_of_its_parts(candidate in candidate(), filter in filter()) {
-        let mut parts = (0..10).map(|part| with_part_of(&Filter::default(), &filter, part));
+        let mut parts = (0..11).map(|part| with_part_of(&Filter::default(), &filter, part));
         prop_assert_eq!(parts.all(|part| part.matches(&candidate)), filter.matches(&candidate));
     }
 }

@@ -43,17 +43,20 @@ pub fn container(text: &str) -> Result<String, String> {
     if text.is_empty() { Err("a container's id or name is not empty".to_owned()) } else { Ok(text.to_owned()) }
 }
 
-/// `123`, or `123.0` and `123.batch` for one step.
+/// `123`, or `123.0` and `123.batch` for one step, or `any`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct SlurmJob {
-    pub job: String,
-    pub step: Option<String>,
+pub enum SlurmJob {
+    Any,
+    One { job: String, step: Option<String> },
 }
 
 impl FromStr for SlurmJob {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
+        if text == "any" {
+            return Ok(Self::Any);
+        }
         let (job, step) = text.split_once('.').map_or((text, None), |(job, step)| (job, Some(step)));
         let digits = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
         if job.contains(['_', '+']) {
@@ -62,9 +65,11 @@ impl FromStr for SlurmJob {
             ));
         }
         if !digits(job) || step.is_some_and(|step| step.is_empty() || step.contains('/')) {
-            return Err(format!("`{text}` is not the number of a Slurm job, such as 123, or of a step, such as 123.0"));
+            return Err(format!(
+                "`{text}` is not the number of a Slurm job, such as 123, or of a step, such as 123.0, and not `any`"
+            ));
         }
-        Ok(Self { job: job.to_owned(), step: step.map(str::to_owned) })
+        Ok(Self::One { job: job.to_owned(), step: step.map(str::to_owned) })
     }
 }
 
@@ -154,11 +159,16 @@ mod tests {
             ("123+1", None),
             ("123.", None),
             (".0", None),
+            ("any", Some(("any", None))),
+            ("any.0", None),
             ("job_1", None),
             ("", None),
         ] {
             let job = text.parse::<SlurmJob>().ok();
-            let job = job.as_ref().map(|SlurmJob { job, step }| (job.as_str(), step.as_deref()));
+            let job = job.as_ref().map(|job| match job {
+                SlurmJob::Any => ("any", None),
+                SlurmJob::One { job, step } => (job.as_str(), step.as_deref()),
+            });
             assert_eq!(job, expected, "{text}");
         }
         for (text, expected) in

@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     config::Paths,
-    process::{ContainerNames, Facts, Runtimes, place},
+    process::{ContainerNames, Facts, Place, Runtimes, place},
 };
 
 /// The rule of those that none fits.
@@ -109,9 +109,9 @@ impl Classifier {
         classify(&self.input(facts), &self.rules)
     }
 
-    /// What is known of a container by its runtime; each is read once.
-    pub fn names(&self, id: &str) -> ContainerNames {
-        self.runtimes.names(id)
+    /// What is known of a container by its runtime, and of its pod by the kubelet; each is read once.
+    pub fn names(&self, place: &Place) -> ContainerNames {
+        self.runtimes.names_in_pod(place.container.as_deref(), place.pod.as_deref())
     }
 
     fn is_named(&self, exe: &Path) -> bool {
@@ -146,7 +146,7 @@ impl Classifier {
             unit: place.unit.clone(),
             system_unit: place::system_unit(cgroup).map(str::to_owned),
             contained,
-            container: container.map(|id| self.names(&id)).unwrap_or_default(),
+            container: container.map(|id| self.runtimes.names(&id)).unwrap_or_default(),
         }
     }
 }

@@ -97,7 +97,8 @@ fn usage_errors_exit_2() {
 fn global_options_go_anywhere() {
     let device = "kind=standin,major=4,minor=20,node=/dev/tty20";
     let cli = parse(&format!("ps --json --device {device} --backend gate -vv")).unwrap();
-    let Overrides { config, devices, backend } = cli.global.overrides();
+    let Overrides { config, devices, backend, program } = cli.global.overrides();
+    assert_eq!(program.as_deref(), Some(std::path::Path::new("/proc/self/exe")));
     assert_eq!((config, devices.len(), backend), (None, 1, Some(Backend::Gate)));
     assert_eq!(cli.global.verbose, 2);
     assert!(matches!(cli.command, Command::Holders(HoldersArgs { json: true, .. })));
@@ -120,4 +121,14 @@ fn an_empty_backend_is_unset_in_the_environment_alone() {
     assert!(parse("holders --backend=").is_err());
     assert_eq!(parse("holders --backend=gate").unwrap().global.backend, BackendChoice::Gate);
     assert!(parser.possible_values().is_some_and(|values| values.count() == 4));
+}
+
+#[test]
+fn the_library_begins_with_the_defaults_of_the_command_line() {
+    let Command::Reap(args) = parse("reap").unwrap().command else { unreachable!() };
+    assert_eq!(format!("{args:?}"), format!("{:?}", ReapArgs::default()));
+    let Command::Holders(args) = parse("holders").unwrap().command else { unreachable!() };
+    assert_eq!(format!("{args:?}"), format!("{:?}", HoldersArgs::default()));
+    let Command::Report(args) = parse("report").unwrap().command else { unreachable!() };
+    assert_eq!(format!("{args:?}"), format!("{:?}", ReportArgs::default()));
 }

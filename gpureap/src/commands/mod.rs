@@ -1,6 +1,7 @@
 //! One file per command that needs no module of its own.
 
 pub mod blockers;
+pub mod check;
 pub mod completions;
 pub mod events;
 pub mod fence;

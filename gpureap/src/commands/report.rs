@@ -38,7 +38,20 @@ const ATTEMPTS: u32 = 100;
 type Window = (Option<Timestamp>, Option<Timestamp>);
 
 pub fn run(args: &ReportArgs, config: &Config) -> anyhow::Result<Exit> {
-    let ReportArgs { since: _, until: _, at: _, boot: _, gpu: _, pid: _, journal, html: page, json } = args;
+    let report = report(args, config)?;
+    if let Some(path) = &args.html {
+        write_page(path, &report)?;
+    } else if args.json {
+        out::json::print(&report)?;
+    } else {
+        out::raw(text::render(&report, Style::of_stdout()).as_bytes())?;
+    }
+    Ok(Exit::Done)
+}
+
+/// What the command tells.
+pub fn report(args: &ReportArgs, config: &Config) -> anyhow::Result<Report> {
+    let journal = &args.journal;
     let host = Host::read(&config.paths.proc);
     let own = config.paths.journal();
     let paths: Vec<PathBuf> = if journal.is_empty() { vec![own] } else { journal.clone() };
@@ -54,17 +67,7 @@ pub fn run(args: &ReportArgs, config: &Config) -> anyhow::Result<Exit> {
         }
     }
     let ask = ask(args, &records, window, &host)?;
-    let report = build::build(&records, &ask);
-    if let Some(path) = page {
-        write_page(path, &report)?;
-        return Ok(Exit::Done);
-    }
-    if *json {
-        out::json::print(&report)?;
-    } else {
-        out::raw(text::render(&report, Style::of_stdout()).as_bytes())?;
-    }
-    Ok(Exit::Done)
+    Ok(build::build(&records, &ask))
 }
 
 /// What is asked of the journals, and the window where the arguments give one.

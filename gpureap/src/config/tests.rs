@@ -164,6 +164,7 @@ fn command_line_devices_add_up() {
             config: Some(file.clone()),
             devices: vec![device.parse().unwrap()],
             backend: Some(Backend::Gate),
+            program: None,
         };
         Config::load(Paths::default(), overrides)
     };

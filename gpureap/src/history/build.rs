@@ -78,6 +78,12 @@ impl<'a> Book<'a> {
         Who { host: host.clone(), boot_id: boot_id.clone(), pid: key.pid, start_ns: key.start_ns }
     }
 
+    /// Machines that were cloned while they ran share the id of their boot.
+    pub(super) fn is_of(&self, who: &Who) -> bool {
+        let Boot { boot_id, host, .. } = &self.record.boot;
+        (host, boot_id) == (&who.host, &who.boot_id)
+    }
+
     pub(super) fn row(&self, key: Key) -> Option<&'a ProcessRow> {
         self.rows.get(&key).copied()
     }
@@ -243,7 +249,7 @@ pub fn build(records: &[Record], ask: &Ask) -> Report {
 }
 
 fn find<'a, 'b>(books: &'b [Book<'a>], who: &Who) -> Option<(&'b Book<'a>, &'a ProcessRow)> {
-    let book = books.iter().find(|book| book.record.boot.boot_id == who.boot_id)?;
+    let book = books.iter().find(|book| book.is_of(who))?;
     Some((book, book.row(Key { pid: who.pid, start_ns: who.start_ns })?))
 }
 

@@ -13,7 +13,7 @@ use super::{
     report::{
         AncestorReport, Group, GroupBy, HeldNode, Incident, IncidentCause, Member, Part, Who, XidClass, XidReport,
     },
-    rows::{Cause, Death, HoldRow, Key, ProcessRow, Thread},
+    rows::{Boot, Cause, Death, HoldRow, Key, ProcessRow, Thread},
 };
 use crate::out::{
     sanitize::escape,
@@ -50,6 +50,9 @@ const NO_JOB: [&str; 18] = [
     "kubelet",
 ];
 const SHELLS: [&str; 7] = ["bash", "sh", "dash", "zsh", "fish", "ksh", "tcsh"];
+
+/// A group with the host and boot that it is of, unless it may reach over several.
+type GroupKey<'a> = (GroupBy, String, Option<(&'a str, &'a str)>);
 
 /// A process of the window.
 struct Person<'a> {
@@ -143,7 +146,7 @@ fn is_typed_into(comm: &str, argv: &[String]) -> bool {
 }
 
 pub(super) fn find(books: &[Book<'_>], chosen: &[BTreeSet<Key>], ask: &Ask, xids: &[XidReport]) -> Vec<Incident> {
-    let mut groups: BTreeMap<(GroupBy, String, String), Vec<Person<'_>>> = BTreeMap::new();
+    let mut groups: BTreeMap<GroupKey<'_>, Vec<Person<'_>>> = BTreeMap::new();
     let mut down: Vec<(usize, Vec<Person<'_>>)> = Vec::new();
     for (position, book) in books.iter().enumerate() {
         let mut at_the_end = Vec::new();
@@ -157,9 +160,10 @@ pub(super) fn find(books: &[Book<'_>], chosen: &[BTreeSet<Key>], ask: &Ask, xids
                 continue;
             }
             // Jobs reach over hosts; a process, a tree or a container is one host's.
+            let Boot { host, boot_id, .. } = &book.record.boot;
             let host = match person.group.by {
-                GroupBy::SlurmJob | GroupBy::RankSet => String::new(),
-                _ => book.record.boot.boot_id.clone(),
+                GroupBy::SlurmJob | GroupBy::RankSet => None,
+                _ => Some((host.as_str(), boot_id.as_str())),
             };
             groups.entry((person.group.by, person.group.name.clone(), host)).or_default().push(person);
         }
@@ -179,10 +183,7 @@ pub(super) fn find(books: &[Book<'_>], chosen: &[BTreeSet<Key>], ask: &Ask, xids
     let in_window = |time: Timestamp| time >= ask.since && time <= ask.until;
     let is_chosen = |people: &[&Person<'_>]| {
         people.iter().any(|person| {
-            books
-                .iter()
-                .zip(chosen)
-                .any(|(book, keys)| book.record.boot.boot_id == person.who.boot_id && keys.contains(&person.row.key))
+            books.iter().zip(chosen).any(|(book, keys)| book.is_of(&person.who) && keys.contains(&person.row.key))
         })
     };
     let mut incidents = Vec::new();

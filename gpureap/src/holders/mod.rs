@@ -225,10 +225,11 @@ fn holder_report(
     let classed = facts.as_deref().map(|facts| classifier.class(facts));
     let Classed { class, rule: class_rule } =
         classed.unwrap_or_else(|| Classed { class: Class::Job, rule: DEFAULT_RULE.to_owned() });
+    let place = facts.as_ref().map(|facts| facts.whole_place(readings.root)).unwrap_or_default();
     let seen = facts.map_or_else(unknown, |facts| Facts::clone(&facts));
-    let Facts { nspids, comm, argv, exe, exe_deleted, uid, user, cgroup, place, .. } = seen;
+    let Facts { nspids, comm, argv, exe, exe_deleted, uid, user, cgroup, .. } = seen;
+    let names = classifier.names(&place);
     let crate::process::Place { unit, container, slurm_job, slurm_step, pod } = place;
-    let names = container.as_ref().map(|id| classifier.names(id)).unwrap_or_default();
     let ContainerNames { name: container_name, image, pod: pod_name, namespace: pod_namespace } = names;
     Some(HolderReport {
         pid: key.tgid,

@@ -132,6 +132,13 @@ impl Facts {
         other.flatten().map_or(Some(bytes), |tid| dir.read(&format!("task/{tid}/environ")))
     }
 
+    /// Where it belongs, by its cgroup, and by its environment where the caller may read that.
+    pub fn whole_place(&self, root: &Path) -> Place {
+        let mut place = self.place.clone();
+        place.or_job_of(|| self.environment(root));
+        place
+    }
+
     /// The kernel function that a thread sleeps in.
     pub fn wchan(&self, root: &Path, tid: u32) -> Option<String> {
         wchan_in(&self.dir(root)?, tid)

@@ -5,6 +5,7 @@ pub mod facts;
 pub mod names;
 pub mod pidfd;
 pub mod place;
+pub mod slurm;
 pub mod stat;
 pub mod table;
 pub mod users;

@@ -1,4 +1,4 @@
-//! What container runtimes wrote down of a container: name, image, pod. Read from their files, for a daemon may hang.
+//! What container runtimes and the kubelet wrote down of a container: name, image, pod. Read from their files, for a daemon may hang.
 //!
 //! The files belong to root, and an id is digits alone, so no path leads elsewhere. What they hold was written by whoever
 //! made the container: sizes are bounded, and nothing is trusted to be well-formed.
@@ -14,11 +14,15 @@ use std::{
 use rustix::fs::{CWD, Mode, OFlags};
 use serde::Deserialize;
 
+use crate::trust;
+
 /// The files of runtimes are a few to a hundred kilobytes; the list of all of podman's containers has one for each.
 const MAX_FILE: u64 = 4 << 20;
 const MAX_LIST: u64 = 64 << 20;
 /// Names are at most 253 characters in Kubernetes and 128 in docker; images have no stated limit.
 const MAX_NAME: usize = 512;
+/// Logs of so many pods or containers are looked through; a node has some hundreds.
+const MAX_LOGS: usize = 16 << 10;
 
 /// All that is known besides the id; each is what the one who made the container chose to say.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -37,13 +41,48 @@ pub struct Runtimes {
     /// The host's root.
     root: PathBuf,
     podman: OnceCell<HashMap<String, ContainerNames>>,
+    pods: OnceCell<Option<HashMap<String, PodName>>>,
+    logs: OnceCell<HashMap<String, ContainerNames>>,
     /// Those that were asked for.
     known: RefCell<BTreeMap<String, ContainerNames>>,
 }
 
 impl Runtimes {
     pub const fn new(root: PathBuf) -> Self {
-        Self { root, podman: OnceCell::new(), known: RefCell::new(BTreeMap::new()) }
+        Self {
+            root,
+            podman: OnceCell::new(),
+            pods: OnceCell::new(),
+            logs: OnceCell::new(),
+            known: RefCell::new(BTreeMap::new()),
+        }
+    }
+
+    /// A pod's name by its uid, from the kubelet's directory of its logs; it outlives the containers, and is there with every
+    /// runtime.
+    pub fn pod(&self, uid: &str) -> Option<PodName> {
+        self.pods().and_then(|pods| pods.get(uid)).cloned()
+    }
+
+    /// Whether the kubelet knows no pod of this uid any more; `None` where there is no kubelet.
+    pub fn pod_is_gone(&self, uid: &str) -> Option<bool> {
+        self.pods().map(|pods| !pods.contains_key(uid))
+    }
+
+    fn pods(&self) -> Option<&HashMap<String, PodName>> {
+        self.pods.get_or_init(|| pods(&self.root)).as_ref()
+    }
+
+    /// The names of the container with this id, with those of its pod where only the kubelet has them.
+    pub fn names_in_pod(&self, id: Option<&str>, pod: Option<&str>) -> ContainerNames {
+        let mut names = id.map(|id| self.names(id)).unwrap_or_default();
+        if names.pod.is_none()
+            && let Some(PodName { namespace, name }) = pod.and_then(|uid| self.pod(uid))
+        {
+            names.pod = Some(name);
+            names.namespace = Some(namespace);
+        }
+        names
     }
 
     /// Of the container with this id; empty where no runtime's files tell.
@@ -56,7 +95,13 @@ impl Runtimes {
             return ContainerNames::default();
         }
         let podman = || self.podman.get_or_init(|| podman(&self.root)).get(id).cloned();
-        docker(&self.root, id).or_else(|| cri(&self.root, id)).or_else(podman).unwrap_or_default().bounded()
+        let logs = || self.logs.get_or_init(|| container_logs(&self.root)).get(id).cloned();
+        docker(&self.root, id)
+            .or_else(|| cri(&self.root, id))
+            .or_else(podman)
+            .or_else(logs)
+            .unwrap_or_default()
+            .bounded()
     }
 }
 
@@ -70,6 +115,60 @@ impl ContainerNames {
     fn is_empty(&self) -> bool {
         *self == Self::default()
     }
+}
+
+/// As the kubelet names the directory of its logs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PodName {
+    pub namespace: String,
+    pub name: String,
+}
+
+/// Names in a directory in which only root (or the caller) can make any; `None` where there is none such, or too many.
+fn names_in(dir: &Path) -> Option<Vec<String>> {
+    let dir = trust::place(dir).ok()?;
+    let entries = std::fs::read_dir(dir).ok()?.take(MAX_LOGS + 1);
+    let names: Vec<String> =
+        entries.map(|entry| Some(entry.ok()?.file_name().to_string_lossy().into_owned())).collect::<Option<_>>()?;
+    (names.len() <= MAX_LOGS).then_some(names)
+}
+
+/// Names of namespaces, pods and containers are DNS labels or subdomains: no underscore is in them, nor anything that a terminal would
+/// obey.
+fn is_dns(name: &str) -> bool {
+    !name.is_empty()
+        && name.len() <= 253
+        && name.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || matches!(byte, b'-' | b'.'))
+}
+
+/// `NAMESPACE_POD_UID` (`BuildPodLogsDirectory`, pkg/kubelet/kuberuntime/helpers.go).
+fn pod_of_logs(directory: &str) -> Option<(String, PodName)> {
+    let mut parts = directory.split('_');
+    let (namespace, name, uid) = (parts.next()?, parts.next()?, parts.next()?);
+    let fits = parts.next().is_none() && is_dns(namespace) && is_dns(name) && is_dns(uid);
+    fits.then(|| (uid.to_owned(), PodName { namespace: namespace.to_owned(), name: name.to_owned() }))
+}
+
+fn pods(root: &Path) -> Option<HashMap<String, PodName>> {
+    let names = names_in(&root.join("var/log/pods"))?;
+    Some(names.iter().filter_map(|name| pod_of_logs(name)).collect())
+}
+
+/// `POD_NAMESPACE_CONTAINER-ID.log` (`LogSymlink`, pkg/kubelet/kuberuntime/legacy.go).
+fn container_of_log(file: &str) -> Option<(String, ContainerNames)> {
+    let (rest, id) = file.strip_suffix(".log")?.rsplit_once('-')?;
+    let mut parts = rest.split('_');
+    let (pod, namespace, name) = (parts.next()?, parts.next()?, parts.next()?);
+    let is_id = id.len() == 64 && id.bytes().all(|byte| byte.is_ascii_hexdigit());
+    let fits = is_id && parts.next().is_none() && is_dns(pod) && is_dns(namespace) && is_dns(name);
+    let text = |text: &str| Some(text.to_owned());
+    let names = ContainerNames { name: text(name), image: None, pod: text(pod), namespace: text(namespace) };
+    fits.then(|| (id.to_owned(), names))
+}
+
+fn container_logs(root: &Path) -> HashMap<String, ContainerNames> {
+    let names = names_in(&root.join("var/log/containers")).unwrap_or_default();
+    names.iter().filter_map(|name| container_of_log(name)).collect()
 }
 
 /// The parsed file, if it is a regular one of root's (or of the caller's) and not too long.
@@ -238,6 +337,53 @@ mod tests {
             assert_eq!(Runtimes::new(root.path().to_owned()).names(ID), expected, "{file}");
             assert_eq!(Runtimes::new(root.path().to_owned()).names(&ID.replace('0', "1")), ContainerNames::default(), "{file}");
         }
+    }
+
+    const UID: &str = "0a1b2c3d-1111-2222-3333-444455556666";
+
+    #[test]
+    fn names_of_logs() {
+        let pod =
+            |directory: &str| pod_of_logs(directory).map(|(uid, PodName { namespace, name })| [namespace, name, uid]);
+        let expected = ["ml", "train-0", UID].map(str::to_owned);
+        assert_eq!(pod(&format!("ml_train-0_{UID}")), Some(expected));
+        let static_pod = "kube-system_kube-proxy-node1_0123456789abcdef0123456789abcdef";
+        assert_eq!(pod(static_pod).unwrap()[1], "kube-proxy-node1");
+        for wrong in ["", "ml_train-0", "ml__x", "a_b_c_d", "ml_tr\u{1b}ain_x", "ML_a_b", "../x_a_b", "a_b_"] {
+            assert_eq!(pod(wrong), None, "{wrong:?}");
+        }
+        let (id, found) = container_of_log(&format!("train-0_ml_worker-a-{ID}.log")).unwrap();
+        assert_eq!((id.as_str(), found), (ID, names("worker-a", "", "train-0", "ml")));
+        for wrong in ["train-0_ml_worker-short.log", "x.log", "", &format!("train-0_worker-{ID}.log")] {
+            assert_eq!(container_of_log(wrong), None, "{wrong:?}");
+        }
+    }
+
+    /// The trees as a kubelet makes them.
+    #[test]
+    fn what_the_kubelet_s_logs_tell() {
+        use std::os::unix::fs::{PermissionsExt as _, symlink};
+        let root = tempfile::tempdir().unwrap();
+        let (pods, containers) = (root.path().join("var/log/pods"), root.path().join("var/log/containers"));
+        let runtimes = || Runtimes::new(root.path().to_owned());
+        assert_eq!((runtimes().pod_is_gone(UID), runtimes().pod(UID)), (None, None), "no kubelet");
+        fs::create_dir_all(pods.join(format!("ml_train-0_{UID}/worker"))).unwrap();
+        fs::write(pods.join(format!("ml_train-0_{UID}/worker/0.log")), "").unwrap();
+        fs::create_dir_all(&containers).unwrap();
+        let log = format!("/var/log/pods/ml_train-0_{UID}/worker/0.log");
+        symlink(log, containers.join(format!("train-0_ml_worker-{ID}.log"))).unwrap();
+        let found = PodName { namespace: "ml".to_owned(), name: "train-0".to_owned() };
+        assert_eq!((runtimes().pod_is_gone(UID), runtimes().pod(UID)), (Some(false), Some(found)));
+        assert_eq!(runtimes().pod_is_gone(&UID.replace('0', "1")), Some(true));
+        assert_eq!(runtimes().names(ID), names("worker", "", "train-0", "ml"));
+        assert_eq!(runtimes().names_in_pod(None, Some(UID)), names("", "", "train-0", "ml"));
+        assert_eq!(runtimes().names_in_pod(Some(&ID.replace('0', "1")), Some(UID)), names("", "", "train-0", "ml"));
+        assert_eq!(runtimes().names_in_pod(None, None), ContainerNames::default());
+        // Where others may make names, none is believed, and no pod is said to be gone.
+        fs::set_permissions(&pods, fs::Permissions::from_mode(0o777)).unwrap();
+        fs::set_permissions(&containers, fs::Permissions::from_mode(0o777)).unwrap();
+        assert_eq!((runtimes().pod_is_gone(UID), runtimes().pod(UID)), (None, None));
+        assert_eq!(runtimes().names(ID), ContainerNames::default());
     }
 
     #[test]

@@ -79,6 +79,17 @@ pub fn all_exiting(dir: &Path) -> Option<bool> {
     Some(tasks.flatten().filter_map(|task| Stat::read(&task.path())).all(|stat| stat.exiting))
 }
 
+/// Whether a SIGKILL waits for the process with that directory, or for its main thread.
+pub fn kill_pending(dir: &Path) -> bool {
+    let status = fs::read(dir.join("status")).unwrap_or_default();
+    let pending = |line: &str| {
+        let mask = line.strip_prefix("SigPnd:").or_else(|| line.strip_prefix("ShdPnd:"))?;
+        u64::from_str_radix(mask.trim(), 16).ok()
+    };
+    let masks = String::from_utf8_lossy(&status).lines().filter_map(pending).fold(0, |all, mask| all | mask);
+    masks & 1 << (libc::SIGKILL - 1) != 0
+}
+
 /// Whether two boottimes are the start of one process, one or both of them read here.
 pub fn same_start(one_ns: u64, other_ns: u64) -> bool {
     one_ns / tick_ns() == other_ns / tick_ns()

@@ -35,7 +35,6 @@ use self::{
     reaper::Reaper,
     record::{Ended, Record},
     report::{Report, Scene},
-    signaller::Signal,
     stuck::Coroner,
     without::Without,
 };
@@ -62,6 +61,28 @@ pub fn run(args: &ReapArgs, config: &Config) -> anyhow::Result<Exit> {
         return Err(Failure::no_device(note.as_deref()).into());
     }
     reap(args, config, &devices, eyes.as_ref(), note)
+}
+
+/// How a reap ended.
+#[derive(Debug)]
+pub enum Reaped {
+    /// It was only to be planned.
+    Planned(Report),
+    /// Whoever was asked said no, and nothing was done.
+    Declined,
+    Done {
+        report: Report,
+        exit: Exit,
+        /// Whether its signals are on the disk.
+        recorded: bool,
+    },
+}
+
+/// Puts how it ended into the record of signals: after it is told, as a disk may hang.
+pub fn remember(report: &Report, recorded: bool, config: &Config) {
+    if let Some(ended) = Ended::of(report).filter(|_| recorded) {
+        ended.write(&config.paths.state);
+    }
 }
 
 /// The holders of some devices, with nobody out of bounds.
@@ -102,7 +123,7 @@ fn policy(args: &ReapArgs, config: &Config, devices: &Devices, people: &ProcPeop
     })
 }
 
-/// A whole reap over any source; `note` says why it is not a better one.
+/// A whole reap over any source, with a person who is asked and told; `note` says why it is not a better one.
 pub fn reap(
     args: &ReapArgs,
     config: &Config,
@@ -110,6 +131,41 @@ pub fn reap(
     eyes: &dyn Eyes,
     note: Option<String>,
 ) -> anyhow::Result<Exit> {
+    let first = args.first_signal();
+    let ask = |plan: &Report| {
+        let targets = plan.processes.len();
+        if targets == 0 || args.yes || !std::io::stdin().is_terminal() {
+            return Ok(true);
+        }
+        out::diagnostic_text(&text::plan(plan, first.name()));
+        out::ask(&format!("send {first} to {targets} {}? [y/N] ", plural(targets, "process", "processes")))
+    };
+    match carry_out(args, config, devices, eyes, note, &ask)? {
+        Reaped::Planned(plan) => {
+            print(args, &plan, || text::plan(&plan, first.name()))?;
+            Ok(Exit::Done)
+        }
+        Reaped::Declined => {
+            out::diagnostic_text("nothing was done\n");
+            Ok(Exit::Held)
+        }
+        Reaped::Done { report, exit, recorded } => {
+            let printed = print(args, &report, || text::report(&report));
+            remember(&report, recorded, config);
+            printed.map(|()| exit)
+        }
+    }
+}
+
+/// The same without a word; `ask` decides on the plan.
+pub fn carry_out(
+    args: &ReapArgs,
+    config: &Config,
+    devices: &Devices,
+    eyes: &dyn Eyes,
+    note: Option<String>,
+    ask: &dyn Fn(&Report) -> anyhow::Result<bool>,
+) -> anyhow::Result<Reaped> {
     rights::require_own_proc(&config.paths.proc)?;
     let mut signaller = Pidfds::new();
     let scene = Scene::here(&config.paths.proc);
@@ -156,7 +212,6 @@ pub fn reap(
     if let Some(door) = &door {
         door.exempt(subjects.iter())?;
     }
-    let first = if args.now { Signal::Kill } else { Signal::Term };
     let mut record = Record::new(&config.paths.state, scene.clone(), boottime_ns);
     let mut reaper = Reaper {
         eyes,
@@ -176,36 +231,20 @@ pub fn reap(
         scene,
     };
     let planned = reaper.plan(view, &subjects);
-    let targets = planned.plan.targets().count();
-    let preview = || {
-        let mut preview = reaper.dry_run(&planned);
-        preview.notes.extend(note.iter().chain(&filter_notes).cloned());
-        preview
-    };
+    let mut preview = reaper.dry_run(&planned);
+    preview.notes.extend(note.iter().chain(&filter_notes).cloned());
     if args.dry_run {
-        let preview = preview();
-        print(args, &preview, || text::plan(&preview, first.name()))?;
-        return Ok(Exit::Done);
+        return Ok(Reaped::Planned(preview));
     }
-    if targets > 0 && !args.yes && std::io::stdin().is_terminal() {
-        let preview = preview();
-        out::diagnostic_text(&text::plan(&preview, first.name()));
-        let question = format!("send {first} to {targets} {}? [y/N] ", plural(targets, "process", "processes"));
-        if !out::ask(&question)? {
-            out::diagnostic_text("nothing was done\n");
-            return Ok(Exit::Held);
-        }
+    if !ask(&preview)? {
+        return Ok(Reaped::Declined);
     }
     let rungs = Rungs { now: args.now, grace: args.grace, timeout: args.timeout };
     let (mut report, exit) = reaper.carry_out(planned, rungs, &Coroner::new(&config.paths.proc))?;
     report.fence = door.as_ref().map(|door| door.report(devices)).transpose()?;
     report.notes.extend(note.into_iter().chain(filter_notes).chain(record.complaint().map(str::to_owned)));
-    let printed = print(args, &report, || text::report(&report));
-    if let Some(ended) = Ended::of(&report).filter(|_| record.complaint().is_none()) {
-        ended.write(&config.paths.state);
-    }
-    printed?;
-    Ok(exit)
+    let recorded = record.complaint().is_none();
+    Ok(Reaped::Done { report, exit, recorded })
 }
 
 fn print(args: &ReapArgs, report: &Report, text: impl Fn() -> String) -> anyhow::Result<()> {

@@ -20,7 +20,10 @@ use crate::{
         rows::{Key, Place, Thread},
     },
     model::{Ancestor, LineageSource, ProcKey},
-    process::{self, ContainerNames, Facts},
+    process::{
+        self, ContainerNames, Facts,
+        slurm::{self, SlurmStep},
+    },
 };
 
 /// Requests that wait.
@@ -147,6 +150,12 @@ fn read(
     if let Some(facts) = &facts {
         process.threads = facts.threads(proc).into_iter().map(thread).collect();
         let environment = facts.environment(proc).unwrap_or_default();
+        if process.place.slurm_job.is_none()
+            && let Some(SlurmStep { job, step }) = slurm::of_environment(&environment)
+        {
+            process.place.slurm_job = Some(job);
+            process.place.slurm_step = step;
+        }
         process.env = chosen(&environment, &|name| config.journal.keeps(name));
     }
     process.parent = process.parent.or_else(|| living_parent(proc, facts.as_ref()));
@@ -205,8 +214,8 @@ fn describe(key: ProcKey, known: Option<&Ancestor>, facts: Option<&Facts>, class
     process.user.clone_from(&facts.user);
     process.nspids.clone_from(&facts.nspids);
     process.class = Some(crate::out::words::word(&classifier.class(facts).class));
+    let names = classifier.names(&facts.place);
     let process::Place { unit, container, slurm_job, slurm_step, pod } = facts.place.clone();
-    let names = container.as_ref().map(|id| classifier.names(id)).unwrap_or_default();
     let ContainerNames { name: container_name, image, pod: pod_name, namespace: pod_namespace } = names;
     process.place = Place {
         cgroup: facts.cgroup.clone(),

@@ -359,6 +359,12 @@ pub fn unshare(flags: i32) -> io::Result<()> {
     check(unsafe { libc::unshare(flags) }.into()).map(drop)
 }
 
+/// Of the caller's UTS namespace.
+pub fn set_host_name(name: &str) -> io::Result<()> {
+    // SAFETY: the bytes live, and their number is right.
+    check(unsafe { libc::sethostname(name.as_ptr().cast(), name.len()) }.into()).map(drop)
+}
+
 pub fn setsid() {
     // SAFETY: no memory is passed; a failure means that this process leads a group already.
     unsafe { libc::setsid() };

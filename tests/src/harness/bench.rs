@@ -2,7 +2,7 @@
 use std::{
     fmt::Write as _,
     fs,
-    os::unix::fs::PermissionsExt as _,
+    os::unix::{fs::PermissionsExt as _, process::CommandExt as _},
     path::{Path, PathBuf},
     process::{Child, Command, ExitStatus, Stdio},
     time::{Duration, Instant},
@@ -97,6 +97,7 @@ pub struct Bench {
     pub devices: Vec<Device>,
     pub backend: String,
     mounted: bool,
+    host: Option<String>,
     _turn: Option<Turn>,
 }
 
@@ -110,7 +111,7 @@ impl Bench {
         assert!(sys::is_root(), "the kernel tests need root");
         let place = tempfile::Builder::new().prefix("gpureap-test-").tempdir().expect("a directory");
         let backend = std::env::var("GPUREAP_TEST_BACKEND").unwrap_or_else(|_| "gate".to_owned());
-        let mut bench = Self { place, devices: devices.to_vec(), backend, mounted: false, _turn: turn };
+        let mut bench = Self { place, devices: devices.to_vec(), backend, mounted: false, host: None, _turn: turn };
         for name in ["bpf", "run", "state"] {
             fs::create_dir(bench.path(name)).expect("a directory");
         }
@@ -125,6 +126,14 @@ impl Bench {
                 .expect("write to a string");
         }
         bench.write_config(&config);
+        bench
+    }
+
+    /// A further host of this name: whatever runs there has network and host name to itself. It takes part in this one's turn.
+    #[must_use]
+    pub fn beside(&self, host: &str, devices: &[Device]) -> Self {
+        let mut bench = Self::in_turn(devices, None);
+        bench.host = Some(host.to_owned());
         bench
     }
 
@@ -236,6 +245,14 @@ impl Bench {
             if self.path(name).exists() {
                 command.env(variable, self.path(name));
             }
+        }
+        if let Some(host) = self.host.clone() {
+            let enter = move || {
+                sys::unshare(libc::CLONE_NEWUTS | libc::CLONE_NEWNET)?;
+                sys::set_host_name(&host)
+            };
+            // SAFETY: between fork and exec this only makes system calls.
+            unsafe { command.pre_exec(enter) };
         }
         command
     }

@@ -2,6 +2,7 @@
 
 mod deaths;
 mod families;
+mod fleet;
 mod jobs;
 mod log;
 mod memory;

@@ -18,7 +18,7 @@ use crate::{
     initramfs::Initramfs,
     kernels::{self, Kernel},
     process,
-    qemu::{Accel, Boot, End, Processors},
+    qemu::{Accel, Boot, End, MEMORY, Processors},
     vm::busybox,
 };
 
@@ -77,6 +77,7 @@ pub(super) fn run(kernel: &str, gpureap: &Path, wish: &Wish<'_>) -> Result<Vec<S
         kernel: &vmlinuz,
         initramfs: &initramfs,
         processors: wish.processors(),
+        memory: MEMORY,
         append: &append,
         timeout: TIMEOUT,
         silence: SILENCE,

@@ -58,13 +58,7 @@ struct Running {
 impl NvmlChild {
     /// Starts the child, which touches nothing of NVIDIA's until [`NvmlChild::start`] or a question.
     pub fn spawn(config: &Nvml) -> Result<Self, NvmlTrouble> {
-        // Not the path that was started: that file may have been replaced since.
-        Self::spawn_program(Path::new("/proc/self/exe"), config)
-    }
-
-    /// As [`NvmlChild::spawn`] with another gpureap, for tests.
-    pub fn spawn_program(program: &Path, config: &Nvml) -> Result<Self, NvmlTrouble> {
-        let Nvml { enabled, library, timeout } = config;
+        let Nvml { enabled, library, program, timeout } = config;
         if !enabled {
             return Err(NvmlTrouble::Disabled);
         }
@@ -80,7 +74,7 @@ impl NvmlChild {
             .stdout(Stdio::piped())
             .stderr(Stdio::null())
             .spawn()
-            .map_err(|error| NvmlTrouble::Ended(format!("cannot be started: {error}")))?;
+            .map_err(|error| NvmlTrouble::Ended(format!("({}) cannot be started: {error}", program.display())))?;
         let (Some(questions), Some(answers)) = (child.stdin.take(), child.stdout.take()) else {
             unreachable!("both were asked for")
         };
@@ -287,7 +281,9 @@ mod tests {
 
     #[test]
     fn a_program_that_is_not_there() {
-        let trouble = NvmlChild::spawn_program(Path::new("/nonexistent"), &Nvml::default()).unwrap_err();
-        assert!(trouble.to_string().starts_with("the process that asks NVML cannot be started: "), "{trouble}");
+        let config = Nvml { program: "/nonexistent".into(), ..Nvml::default() };
+        let trouble = NvmlChild::spawn(&config).unwrap_err();
+        let told = "the process that asks NVML (/nonexistent) cannot be started: ";
+        assert!(trouble.to_string().starts_with(told), "{trouble}");
     }
 }
