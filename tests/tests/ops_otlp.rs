@@ -5,20 +5,20 @@ use std::{
     net::{SocketAddr, TcpListener},
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
-    time::Duration,
 };
 
 use gpureap_tests::harness::{Bench, Daemon, Device, Holder, PATIENCE, settle, skip, sys, wait_for};
+use rusqlite::Connection;
 use serde_json::Value;
 
 const DEV: &str = "/dev/full";
 
-/// Where `cargo xtask setup` puts it, or where the variable says.
+/// Where `cargo xtask test --ops` puts it, or where the variable says.
 fn oteltap() -> Option<PathBuf> {
     let path = std::env::var_os("GPUREAP_OTELTAP").map_or_else(
         || {
             let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the workspace");
-            workspace.join("target/servers/oteltap-1.0.0/bin/oteltap")
+            workspace.join("target/vm/oteltap-1.0.0/bin/oteltap")
         },
         PathBuf::from,
     );
@@ -97,87 +97,150 @@ fn cursor(bench: &Bench) -> Value {
     serde_json::from_slice(&text).unwrap_or_default()
 }
 
+fn journal(bench: &Bench) -> Connection {
+    let journal = Connection::open(bench.path("state").join("journal.db")).expect("open the journal");
+    journal.busy_timeout(PATIENCE).expect("a time limit");
+    journal
+}
+
+fn count(journal: &Connection, condition: &str) -> u64 {
+    let query = format!("SELECT count(*) FROM events WHERE {condition}");
+    journal.query_row(&query, [], |row| row.get::<_, i64>(0)).expect("count").cast_unsigned()
+}
+
+/// Until the journal has it.
+fn recorded(bench: &Bench, what: &str, pid: sys::Pid) {
+    let journal = journal(bench);
+    wait_for(what, || count(&journal, &format!("pid = {pid} AND event = '{what}'")) > 0);
+}
+
+/// All records so far, of which no two have one id.
+#[track_caller]
+fn unique(receiver: &Receiver) -> Vec<Value> {
+    let found = records(&receiver.text());
+    let ids: BTreeSet<String> = found.iter().map(|record| attributes(record)["log.record.uid"].to_string()).collect();
+    assert_eq!(ids.len(), found.len(), "each has an id of its own, and none came twice: {found:#?}");
+    found
+}
+
+fn of<'a>(records: &'a [Value], name: &str, pid: sys::Pid) -> Vec<&'a Value> {
+    let pid = pid.to_string();
+    let is_it =
+        |record: &&Value| record["eventName"] == name && attributes(record)["process.pid"]["intValue"] == pid.as_str();
+    records.iter().filter(is_it).collect()
+}
+
+#[track_caller]
+fn until(receiver: &Receiver, what: &str, done: impl Fn(&[Value]) -> bool) {
+    let outcome = settle(PATIENCE, || (!done(&records(&receiver.text()))).then_some(()));
+    assert!(outcome.is_ok(), "{what}: not in {}", receiver.text());
+}
+
+/// One daemon and its receiver, which at first accepts and never answers, then is down, up, down and up again.
 #[test]
-fn deaths_holds_and_reaps_reach_a_receiver_that_was_down() {
+fn nothing_is_lost_and_nothing_comes_twice_whatever_the_receiver_does() {
     let Some(program) = oteltap() else { return skip("otlp", "oteltap is not installed") };
-    let at = free_port();
+    let deaf = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let at = deaf.local_addr().expect("its address");
     let Some(bench) = bench("otlp", at) else { return };
-    let daemon: Daemon<&Bench> = Daemon::start_with(&bench, &["daemon", "-v"]);
-    // Nobody is there to take anything.
+    let mut daemon: Daemon<&Bench> = Daemon::start_with(&bench, &["daemon", "-v"]);
+    // The kernel accepts for it.
+    deaf.set_nonblocking(true).expect("a listener that does not wait");
+    let mut caught = None;
+    wait_for("the daemon connects", || {
+        caught = deaf.accept().ok();
+        caught.is_some()
+    });
+
+    // While it waits for an answer all goes on as ever.
     let (victim, reaped) = (Holder::start(), Holder::start());
     let pids = [victim.pid(), reaped.pid()];
-    wait_for("both are recorded", || {
-        let report = bench.run(&["report", "--json"]).expect_code(0).json().to_string();
-        pids.iter().all(|pid| report.contains(&format!("\"pid\":{pid}")))
-    });
+    let seen = bench.holders(&[]);
+    assert!(pids.iter().all(|pid| seen.holder(*pid).is_some()), "{:#}", seen.json);
+    pids.iter().for_each(|pid| recorded(&bench, "held", *pid));
     sys::kill(pids[0], sys::SIGKILL);
     drop(victim);
+    recorded(&bench, "closed", pids[0]);
     bench.run(&["reap", "--now", "--yes", "--json"]).expect_code(0);
+    recorded(&bench, "closed", pids[1]);
+    recorded(&bench, "reap", pids[1]);
+    assert!(!daemon.log().contains("otlp:"), "it still waits:\n{}", daemon.log());
+    wait_for("the receiver is given up", || daemon.log().contains("did not answer within 10 s"));
+    drop((deaf, caught));
     wait_for("it says that nobody is there", || daemon.log().contains("cannot be reached"));
     assert_eq!(cursor(&bench)["sent"], 0);
 
+    // Its death comes only 12 s later, to the next receiver.
+    let third = Holder::start();
+    let third_pid = third.pid();
+    recorded(&bench, "held", third_pid);
     let output = bench.path("received");
     let receiver = Receiver::start(&program, at, output.clone());
-    let outcome = settle(PATIENCE, || {
-        let names: Vec<String> = records(&receiver.text())
-            .iter()
-            .map(|record| record["eventName"].as_str().unwrap_or_default().to_owned())
-            .collect();
-        let count = |name: &str| names.iter().filter(|found| *found == name).count();
-        let all = count("gpureap.death") == 2 && count("gpureap.hold") == 2 && count("gpureap.reap") == 1;
-        (!all).then_some(names)
-    });
-    outcome.unwrap_or_else(|names| panic!("{names:?} in {}", receiver.text()));
-    let found = records(&receiver.text());
-    let ids: BTreeSet<String> = found.iter().map(|record| attributes(record)["log.record.uid"].to_string()).collect();
-    assert_eq!(ids.len(), found.len(), "each has an id of its own: {found:#?}");
+    until(&receiver, "both deaths", |records| pids.iter().all(|pid| of(records, "gpureap.hold", *pid).len() == 1));
+    drop(third);
+    recorded(&bench, "closed", third_pid);
+    let found = unique(&receiver);
     let death = |pid: sys::Pid| {
-        let is_it = |record: &&Value| {
-            record["eventName"] == "gpureap.death"
-                && attributes(record)["process.pid"]["intValue"] == pid.to_string().as_str()
-        };
-        attributes(found.iter().find(is_it).unwrap_or_else(|| panic!("the death of {pid} in {found:#?}")))
+        let deaths = of(&found, "gpureap.death", pid);
+        assert_eq!(deaths.len(), 1, "the death of {pid} in {found:#?}");
+        attributes(deaths[0])
     };
     assert_eq!(death(pids[0])["gpureap.cause"]["stringValue"], "killed-by");
     assert_eq!(death(pids[1])["gpureap.cause"]["stringValue"], "reaped");
+    assert_eq!(of(&found, "gpureap.reap", pids[1]).len(), 1, "{found:#?}");
+    assert_eq!(attributes(of(&found, "gpureap.hold", pids[0])[0])["gpureap.node"]["stringValue"], DEV);
+    assert_eq!(found.iter().filter(|record| record["eventName"] == "gpureap.start").count(), 1, "{found:#?}");
+    assert_eq!(of(&found, "gpureap.death", third_pid).len(), 0, "it is not decided yet");
+    wait_for("the cursor is written", || cursor(&bench)["sent"].as_u64() == Some(found.len() as u64));
 
-    // Down and up again: what happens meanwhile comes, and what was taken does not come again.
+    // Down and up again, and a daemon that was killed meanwhile: what was taken does not come again.
     drop(receiver);
-    let third = Holder::start();
-    let pid = third.pid();
-    wait_for("it is recorded", || {
-        bench.run(&["report", "--json"]).expect_code(0).json().to_string().contains(&format!("\"pid\":{pid}"))
-    });
-    drop(third);
-    std::thread::sleep(Duration::from_secs(1));
+    daemon.kill();
+    daemon.start_again();
     let receiver = Receiver::start(&program, at, output);
-    let name = format!("\"{pid}\"");
-    let outcome = settle(PATIENCE, || {
-        let found = records(&receiver.text());
-        let come = found.iter().filter(|record| attributes(record)["process.pid"].to_string().contains(&name)).count();
-        (come < 2).then_some(come)
-    });
-    outcome.unwrap_or_else(|come| panic!("{come} records of {pid} in {}", receiver.text()));
-    let all = records(&receiver.text());
-    let ids: BTreeSet<String> = all.iter().map(|record| attributes(record)["log.record.uid"].to_string()).collect();
-    assert_eq!(ids.len(), all.len(), "nothing came twice: {all:#?}");
-    assert_eq!(cursor(&bench)["sent"].as_u64(), Some(all.len() as u64));
-    assert_eq!((&cursor(&bench)["rejected"], &cursor(&bench)["gone"]), (&0.into(), &0.into()));
+    until(&receiver, "the third death", |records| of(records, "gpureap.hold", third_pid).len() == 1);
+    let all = unique(&receiver);
+    assert_eq!(of(&all, "gpureap.death", third_pid).len(), 1, "{all:#?}");
+    assert_eq!(all.iter().filter(|record| record["eventName"] == "gpureap.start").count(), 2, "{all:#?}");
+    wait_for("the cursor is written", || cursor(&bench)["sent"].as_u64() == Some(all.len() as u64));
+    let Value::Object(end) = cursor(&bench) else { panic!("a cursor") };
+    assert_eq!((&end["rejected"], &end["gone"], &end["replaced"]), (&0.into(), &0.into(), &0.into()));
 }
 
+/// The journal's retention, by its own rules: what it takes away is of a boot of two months ago.
 #[test]
-fn a_receiver_that_never_answers_disturbs_nobody() {
-    let deaf = TcpListener::bind("127.0.0.1:0").expect("a port");
-    let at = deaf.local_addr().expect("its address");
-    let Some(bench) = bench("otlp deaf", at) else { return };
-    let daemon: Daemon<&Bench> = Daemon::start_with(&bench, &["daemon", "-v"]);
+fn what_retention_takes_before_it_is_sent_is_counted_and_told() {
+    const MONTHS_NS: i64 = 60 * 86400 * 1_000_000_000;
+    let Some(program) = oteltap() else { return skip("otlp retention", "oteltap is not installed") };
+    let at = free_port();
+    let Some(bench) = bench("otlp retention", at) else { return };
+    let mut daemon: Daemon<&Bench> = Daemon::start_with(&bench, &["daemon", "-v"]);
     let holder = Holder::start();
     let pid = holder.pid();
-    wait_for("it is recorded", || {
-        bench.run(&["report", "--json"]).expect_code(0).json().to_string().contains(&format!("\"pid\":{pid}"))
+    recorded(&bench, "held", pid);
+    drop(holder);
+    recorded(&bench, "closed", pid);
+    wait_for("it says that nobody is there", || daemon.log().contains("cannot be reached"));
+    assert!(daemon.stop().success(), "{}", daemon.log());
+    assert_eq!(cursor(&bench)["id"], 0);
+
+    let journal = journal(&bench);
+    let lost = count(&journal, "true");
+    assert!(lost > 4, "{lost}");
+    // One event of it is from today, so that the numbers go on.
+    let change = "UPDATE boots SET boot_id = 'two-months-ago', wall_offset_ns = wall_offset_ns - ?1;";
+    journal.execute(change, [MONTHS_NS]).expect("change the journal");
+    let change = "UPDATE events SET boot_ns = boot_ns + ?1 WHERE id = (SELECT max(id) FROM events)";
+    journal.execute(change, [MONTHS_NS]).expect("change the journal");
+    daemon.start_again();
+    wait_for("retention takes them", || count(&journal, &format!("id < {lost}")) == 0);
+    let receiver = Receiver::start(&program, at, bench.path("received"));
+    until(&receiver, "a start", |records| records.iter().any(|record| record["eventName"] == "gpureap.start"));
+    wait_for("it is told", || {
+        daemon.log().contains(&format!("{} events left the journal before they were sent", lost - 1))
     });
-    wait_for("the receiver is given up", || daemon.log().contains("did not answer within 10 s"));
-    assert_eq!(cursor(&bench)["sent"], 0);
-    let seen = bench.holders(&[]);
-    assert!(seen.holder(pid).is_some(), "{:#}", seen.json);
+    wait_for("it is counted", || cursor(&bench)["gone"].as_u64() == Some(lost - 1));
+    let found = unique(&receiver);
+    assert_eq!(of(&found, "gpureap.death", pid).len(), 0, "{found:#?}");
+    assert_eq!(cursor(&bench)["replaced"], 0);
 }

@@ -10,13 +10,23 @@ use super::{
     reader::Reader,
     rows::{self, BOOT_COLUMNS, EVENT_COLUMNS, HOLD_COLUMNS, PROCESS_COLUMNS, ns},
 };
-use crate::history::{
-    event::{Event, What},
-    rows::{Boot, HoldRow, Key, ProcessRow},
+use crate::{
+    clock::NANOS,
+    history::{
+        event::{Event, What},
+        rows::{Boot, HoldRow, Key, ProcessRow},
+    },
 };
 
 /// Rows that are looked at in one step. A death has a dozen events, most of which nobody sends.
 const ROWS: u32 = 512;
+
+/// The cause of a death may change for 10 s after it; then it is with the journal's thread for a moment.
+const DECIDED_NS: u64 = 12 * NANOS;
+/// Rows that an event announces may be in the batch after its own.
+const WRITTEN_NS: u64 = 2 * NANOS;
+/// A reap has its time from the wall clock, which may have been set back since. Such a time says nothing.
+const AHEAD_NS: u64 = 60 * NANOS;
 
 /// An event of the journal. Numbers begin anew with a new journal, times do not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -49,29 +59,35 @@ pub struct Batch {
     pub end: Option<Position>,
     /// Events that were removed before they were looked at.
     pub gone: u64,
-    /// Events after the position.
+    /// Events up to the end, and after it.
+    pub looked: u64,
     pub behind: u64,
-    /// It is another journal than the one of the position.
+    /// Another journal than the one of the position, or one that nothing was left in.
     pub is_new: bool,
 }
 
-/// The newest event: where one begins who has sent nothing yet.
-pub fn newest(path: &Path) -> anyhow::Result<Position> {
+/// The newest event that is not of this boot since `since_ns`: where one begins who has sent nothing yet.
+pub fn newest(path: &Path, since_ns: u64) -> anyhow::Result<Position> {
     let reader = Reader::open(path)?;
-    let query = "SELECT id, time_ns FROM events ORDER BY id DESC LIMIT 1";
+    let query = "SELECT id, time_ns FROM events
+                 WHERE boot <> (SELECT max(id) FROM boots) OR boot_ns < ?1 ORDER BY id DESC LIMIT 1";
     let position = |row: &rusqlite::Row<'_>| Ok(Position { id: row.get(0)?, time_ns: row.get(1)? });
-    let found = reader.of(reader.connection.query_row(query, [], position).optional())?;
+    let found = reader.of(reader.connection.query_row(query, [ns(since_ns)], position).optional())?;
     Ok(found.unwrap_or(Position { id: 0, time_ns: 0 }))
 }
 
-/// What comes after a position, up to the first event of this boot that is younger than `ripe_ns`: evidence for a death may
-/// come after it.
-pub fn after(path: &Path, position: Position, ripe_ns: u64) -> anyhow::Result<Batch> {
+/// What comes after a position, up to the first event of which not everything may be written at `now_ns`.
+pub fn after(path: &Path, position: Position, now_ns: u64) -> anyhow::Result<Batch> {
     let reader = Reader::open(path)?;
-    reader.of(read(&reader.connection, position, ripe_ns))
+    reader.of(read(&reader.connection, position, now_ns))
 }
 
-fn read(connection: &Connection, position: Position, ripe_ns: u64) -> rusqlite::Result<Batch> {
+fn is_ripe(kind: &str, boot_ns: u64, now_ns: u64) -> bool {
+    let wait = if kind == "exit" { DECIDED_NS } else { WRITTEN_NS };
+    boot_ns > now_ns.saturating_add(AHEAD_NS) || boot_ns.saturating_add(wait) <= now_ns
+}
+
+fn read(connection: &Connection, position: Position, now_ns: u64) -> rusqlite::Result<Batch> {
     let mut batch = Batch::default();
     let found: Option<i64> = connection
         .prepare_cached("SELECT time_ns FROM events WHERE id = ?1")?
@@ -79,8 +95,8 @@ fn read(connection: &Connection, position: Position, ripe_ns: u64) -> rusqlite::
         .optional()?;
     let newest: i64 = connection.query_row("SELECT coalesce(max(id), 0) FROM events", [], |row| row.get(0))?;
     batch.is_new = position.id > 0 && (found.is_some_and(|time| time != position.time_ns) || newest < position.id);
-    let from = if batch.is_new { 0 } else { position.id };
-    batch.behind = (newest - from).max(0).cast_unsigned();
+    // Numbers of a journal begin with 1, and again if nothing is left in it.
+    let mut last = if batch.is_new { 0 } else { position.id };
     let query = format!(
         "SELECT {EVENT_COLUMNS}, events.boot FROM events LEFT JOIN devices ON devices.id = events.device
          WHERE events.id > ?1 ORDER BY events.id LIMIT {ROWS}"
@@ -88,17 +104,18 @@ fn read(connection: &Connection, position: Position, ripe_ns: u64) -> rusqlite::
     let newest_boot: Option<i64> = connection.query_row("SELECT max(id) FROM boots", [], |row| row.get(0))?;
     let mut boot: Option<(i64, Boot)> = None;
     let mut statement = connection.prepare_cached(&query)?;
-    let mut found = statement.query([from])?;
+    let mut found = statement.query([last])?;
     while let Some(row) = found.next()? {
         let (id, boot_ns, time_ns, boot_id): (i64, i64, i64, i64) =
             (row.get(0)?, row.get(1)?, row.get(2)?, row.get(8)?);
-        if Some(boot_id) == newest_boot && boot_ns > ns(ripe_ns) {
+        let kind: String = row.get(3)?;
+        if Some(boot_id) == newest_boot && !is_ripe(&kind, boot_ns.cast_unsigned(), now_ns) {
             break;
         }
-        if batch.end.is_none() {
-            batch.gone = if from == 0 { 0 } else { (id - from - 1).max(0).cast_unsigned() };
-        }
+        batch.gone += (id - last - 1).max(0).cast_unsigned();
+        batch.looked += 1;
         batch.end = Some(Position { id, time_ns });
+        last = id;
         let Some((_, event)) = rows::event(row)? else { continue };
         if boot.as_ref().is_none_or(|(known, _)| *known != boot_id) {
             let query = format!("SELECT {BOOT_COLUMNS} FROM boots WHERE id = ?1");
@@ -108,6 +125,7 @@ fn read(connection: &Connection, position: Position, ripe_ns: u64) -> rusqlite::
             items(connection, (boot_id, boot), id, event, &mut batch.items)?;
         }
     }
+    batch.behind = (newest - last).max(0).cast_unsigned();
     Ok(batch)
 }
 
@@ -150,8 +168,39 @@ fn items(
             let process = oom.key.map(process).transpose()?.flatten();
             add(Sent::Event(event), process);
         }
-        What::Xid(_) | What::Lost(_) | What::Start(_) | What::Stop => add(Sent::Event(event), None),
+        What::Start(_) => {
+            ends_of_earlier_boot(connection, boot_id, event.boot_ns, items)?;
+            items.push(Item { boot: boot.clone(), what: Sent::Event(event), process: None });
+        }
+        What::Xid(_) | What::Lost(_) | What::Stop => add(Sent::Event(event), None),
         _ => {}
+    }
+    Ok(())
+}
+
+/// That a host went down is no event: it is found out at the first start after it.
+fn ends_of_earlier_boot(
+    connection: &Connection,
+    boot: i64,
+    start_ns: u64,
+    items: &mut Vec<Item>,
+) -> rusqlite::Result<()> {
+    let is_first: bool = connection
+        .prepare_cached("SELECT NOT EXISTS (SELECT 1 FROM runs WHERE boot = ?1 AND begin_ns < ?2)")?
+        .query_row(params![boot, ns(start_ns)], |row| row.get(0))?;
+    if !is_first {
+        return Ok(());
+    }
+    let query = format!("SELECT {BOOT_COLUMNS}, id FROM boots WHERE id < ?1 ORDER BY id DESC LIMIT 1");
+    let earlier = |row: &rusqlite::Row<'_>| Ok((rows::boot(row)?, row.get::<_, i64>(5)?));
+    let Some((boot, id)) = connection.query_row(&query, [boot], earlier).optional()? else { return Ok(()) };
+    let query = format!(
+        "SELECT {PROCESS_COLUMNS} FROM processes WHERE boot = ?1 AND cause IS NOT NULL AND exit_ns IS NULL ORDER BY id"
+    );
+    let mut statement = connection.prepare(&query)?;
+    let dead: Vec<ProcessRow> = statement.query_map([id], rows::process)?.collect::<rusqlite::Result<_>>()?;
+    for row in dead {
+        items.push(Item { boot: boot.clone(), what: Sent::Death(Box::new(row)), process: None });
     }
     Ok(())
 }

@@ -19,10 +19,10 @@ use serde::{Deserialize, Serialize};
 
 use self::{
     record::Origin,
-    send::{Answer, Sender},
+    send::{Answer, Later, Sender},
 };
 use crate::{
-    clock::{NANOS, boottime_ns},
+    clock::boottime_ns,
     config::{Config, Otlp},
     journal::export::{self, Batch, Position},
     metrics::Metrics,
@@ -31,13 +31,13 @@ use crate::{
 /// Beside the journal.
 pub const FILE: &str = "otlp.json";
 
-/// As the recorder waits for evidence of a death, and the journal's thread for a batch.
-const RIPE_NS: u64 = 12 * NANOS;
 /// Between two looks at the journal while there is nothing new.
 const IDLE: Duration = Duration::from_secs(1);
 /// Between two attempts, the first and the longest.
 const AGAIN: Duration = Duration::from_secs(1);
 const AGAIN_MAX: Duration = Duration::from_mins(1);
+/// However long a receiver asks to be left alone.
+const ASKED_MAX: Duration = Duration::from_mins(10);
 
 /// How far it has come, and what was lost on the way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -50,7 +50,7 @@ pub struct Cursor {
     pub rejected: u64,
     /// Events that left the journal before they were sent.
     pub gone: u64,
-    /// Journals that were replaced before all of them was sent.
+    /// Times that the journal's numbers began anew: what of the earlier ones was not sent is not known.
     pub replaced: u64,
 }
 
@@ -93,6 +93,7 @@ pub fn start(config: &Config, otlp: &Otlp, metrics: Arc<Metrics>) -> io::Result<
         sender: Sender::new(otlp)?,
         origin: Origin { host_id: host_id(&config.paths.host) },
         metrics,
+        since_ns: boottime_ns(),
         cursor: None,
         complaint: None,
     };
@@ -111,21 +112,29 @@ struct Exporter {
     sender: Sender,
     origin: Origin,
     metrics: Arc<Metrics>,
+    since_ns: u64,
     cursor: Option<Cursor>,
     /// So that a reason is told once.
     complaint: Option<String>,
 }
 
+/// How long to wait after so many failures in a row. Daemons of many hosts that lost one receiver do not all come back at once.
+fn pause(failures: u32, asked: Option<Duration>, noise: u64) -> Duration {
+    let pause = AGAIN.saturating_mul(1 << failures.saturating_sub(1).min(16)).min(AGAIN_MAX);
+    let scatter = pause / 4 * u32::try_from(noise % 256).unwrap_or(0) / 256;
+    (pause + scatter).max(asked.unwrap_or_default().min(ASKED_MAX))
+}
+
 impl Exporter {
     fn run(mut self) {
-        let mut pause = AGAIN;
+        let mut failures = 0;
         loop {
             match self.step() {
                 Ok(more) => {
                     if self.complaint.take().is_some() {
                         tracing::info!("otlp: {} takes records again", self.sender.name());
                     }
-                    pause = AGAIN;
+                    failures = 0;
                     if !more {
                         std::thread::sleep(IDLE);
                     }
@@ -137,8 +146,9 @@ impl Exporter {
                         tracing::warn!("otlp: {complaint}; what is recorded waits in the journal");
                         self.complaint = Some(complaint);
                     }
-                    std::thread::sleep(pause);
-                    pause = (pause * 2).min(AGAIN_MAX);
+                    failures += 1;
+                    let asked = error.downcast_ref::<Later>().and_then(|later| later.after);
+                    std::thread::sleep(pause(failures, asked, boottime_ns() / 1_000));
                 }
             }
         }
@@ -146,29 +156,42 @@ impl Exporter {
 
     /// Sends what is next; whether there may be more.
     fn step(&mut self) -> anyhow::Result<bool> {
+        // The recorder's thread is about to make it, or cannot, which the journal's own numbers say.
+        if !self.journal.exists() {
+            return Ok(false);
+        }
         let mut cursor = match self.cursor {
             Some(cursor) => cursor,
             None => {
                 let cursor = match Cursor::read(&self.state)? {
                     Some(cursor) => cursor,
                     // What was recorded before somebody wanted it sent is history.
-                    None => Cursor::at(export::newest(&self.journal)?),
+                    None => Cursor::at(export::newest(&self.journal, self.since_ns)?),
                 };
                 cursor.write(&self.state)?;
                 *self.cursor.insert(cursor)
             }
         };
-        let Batch { items, end, gone, is_new, behind } =
-            export::after(&self.journal, cursor.position, boottime_ns().saturating_sub(RIPE_NS))?;
-        self.metrics.otlp(&cursor, behind);
-        let Some(end) = end else { return Ok(false) };
+        let now_ns = boottime_ns();
+        let Batch { items, end, gone, is_new, looked, behind } = export::after(&self.journal, cursor.position, now_ns)?;
+        let before = cursor;
+        cursor.gone += gone;
+        cursor.replaced += u64::from(is_new);
+        let Some(end) = end else {
+            self.metrics.otlp(&before, behind);
+            return Ok(false);
+        };
+        // What is lost is lost, whether or not the rest can be sent now.
+        self.metrics.otlp(&cursor, looked + behind);
         let request = record::request(&items, &self.origin);
         let logs = request.resource_logs.iter().flat_map(|logs| &logs.scope_logs);
         let count = logs.map(|scope| scope.log_records.len() as u64).sum::<u64>();
         if count > 0 {
             match self.sender.send(request.encode_to_vec())? {
+                Answer::Taken { rejected: 0 } => cursor.sent += count,
                 Answer::Taken { rejected } => {
                     let rejected = rejected.min(count);
+                    tracing::warn!("otlp: {} did not take {rejected} of {count} records", self.sender.name());
                     cursor.sent += count - rejected;
                     cursor.rejected += rejected;
                 }
@@ -178,12 +201,13 @@ impl Exporter {
                 }
             }
         }
-        if gone > 0 || is_new {
+        if gone > 0 {
             tracing::warn!("otlp: {gone} events left the journal before they were sent");
         }
+        if is_new {
+            tracing::warn!("otlp: the journal began anew; what of the earlier one was not sent is lost");
+        }
         cursor.position = end;
-        cursor.gone += gone;
-        cursor.replaced += u64::from(is_new);
         // Before it is on the disk the same records may be sent again: their ids tell.
         self.cursor = Some(cursor);
         cursor.write(&self.state)?;

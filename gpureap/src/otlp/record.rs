@@ -12,6 +12,7 @@ use crate::{
     clock,
     history::{
         event::{Event, Lost, Oom, Reap, What, Xid},
+        incident::{rank, rank_set, slurm_job},
         rows::{Boot, Cause, Death, HoldRow, Key, ProcessRow},
     },
     journal::export::{Item, Sent},
@@ -87,8 +88,12 @@ impl Attributes {
         self.maybe("k8s.pod.name", place.pod_name.as_ref());
         self.maybe("k8s.namespace.name", place.pod_namespace.as_ref());
         self.maybe("gpureap.unit", place.unit.as_ref());
-        self.maybe("gpureap.slurm.job.id", place.slurm_job.as_ref());
+        self.text("gpureap.slurm.job.id", slurm_job(row).unwrap_or_default());
         self.maybe("gpureap.slurm.step.id", place.slurm_step.as_ref());
+        self.text("gpureap.rank_set", rank_set(row).unwrap_or_default());
+        if let Some(rank) = rank(row) {
+            self.number("gpureap.rank", rank);
+        }
         self.maybe("gpureap.class", row.class.as_ref());
     }
 }
@@ -183,17 +188,18 @@ fn event(boot: &Boot, event: &Event, process: Option<&ProcessRow>) -> Option<Log
                 attributes.number("process.pid", key.pid);
             }
             attributes.maybe("gpureap.signal", signal.as_ref());
-            attributes.maybe("gpureap.unit", unit.as_ref());
-            attributes.maybe("gpureap.cgroup", cgroup.as_ref());
+            attributes.maybe("gpureap.reap.unit", unit.as_ref());
+            attributes.maybe("gpureap.reap.cgroup", cgroup.as_ref());
             attributes.number("gpureap.sender.pid", *by_pid);
             attributes.number("gpureap.sender.user.id", *by_uid);
             let act = signal.clone().or_else(|| Some(format!("an order to stop {}", unit.as_ref()?)));
             let body = format!("gpureap sent {} to pid {}", act.as_deref().unwrap_or("a signal"), key.pid);
-            ("gpureap.reap", SeverityNumber::Info, body, identity(*key))
+            let who = format!("{}/{}", identity(*key), signal.as_deref().unwrap_or("stop"));
+            ("gpureap.reap", SeverityNumber::Info, body, who)
         }
         What::Oom(Oom { key, tid, comm, scope, cgroup, source }) => {
             attributes.text("gpureap.oom.scope", scope.map(|scope| word(&scope)).unwrap_or_default());
-            attributes.maybe("gpureap.cgroup", cgroup.as_ref());
+            attributes.maybe("gpureap.oom.cgroup", cgroup.as_ref());
             let body = format!("the kernel chose {comm} (pid {tid}) because memory ran out");
             let who = key.map_or_else(|| tid.to_string(), identity);
             ("gpureap.oom", SeverityNumber::Error, body, format!("{who}/{source}"))
@@ -206,7 +212,7 @@ fn event(boot: &Boot, event: &Event, process: Option<&ProcessRow>) -> Option<Log
             if let Some(pid) = pid {
                 attributes.number("process.pid", *pid);
             }
-            ("gpureap.xid", SeverityNumber::Error, format!("Xid {xid} on {bdf}: {message}"), bdf.clone())
+            ("gpureap.xid", SeverityNumber::Error, format!("Xid {xid} on {bdf}: {message}"), format!("{bdf}/{xid}"))
         }
         What::Lost(Lost { events, at, note }) => {
             attributes.number("gpureap.lost", *events);
@@ -263,3 +269,6 @@ fn resource(boot: &Boot, origin: &Origin) -> ResourceLogs {
         ..ResourceLogs::default()
     }
 }
+
+#[cfg(test)]
+mod tests;

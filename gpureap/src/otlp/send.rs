@@ -1,6 +1,6 @@
 //! Sends a request of OTLP over HTTP/1.1 (protobuf). Encryption is a local collector's business.
 
-use std::{io, time::Duration};
+use std::{fmt, io, time::Duration};
 
 use anyhow::Context as _;
 use http_body_util::{BodyExt as _, Full, Limited};
@@ -24,17 +24,34 @@ pub enum Answer {
     Refused(String),
 }
 
+/// A receiver that answers, and takes nothing now.
+#[derive(Debug)]
+pub struct Later {
+    /// What it asks for (`Retry-After`, in seconds).
+    pub after: Option<Duration>,
+    why: String,
+}
+
+impl fmt::Display for Later {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.why)
+    }
+}
+
+impl std::error::Error for Later {}
+
 /// One connection for each request: there is one in seconds.
 #[derive(Debug)]
 pub struct Sender {
     otlp: Otlp,
+    pub(super) patience: Duration,
     runtime: tokio::runtime::Runtime,
 }
 
 impl Sender {
     pub fn new(otlp: &Otlp) -> io::Result<Self> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        Ok(Self { otlp: otlp.clone(), runtime })
+        Ok(Self { otlp: otlp.clone(), patience: PATIENCE, runtime })
     }
 
     pub fn name(&self) -> String {
@@ -44,13 +61,20 @@ impl Sender {
     /// An error may be none the next time.
     pub fn send(&self, body: Vec<u8>) -> anyhow::Result<Answer> {
         let name = self.name();
-        let sent = self.runtime.block_on(async { tokio::time::timeout(PATIENCE, post(&self.otlp, body)).await });
-        let (status, answer) = match sent {
+        let sent = self.runtime.block_on(async { tokio::time::timeout(self.patience, post(&self.otlp, body)).await });
+        let Said { status, after, answer } = match sent {
             Ok(sent) => sent.with_context(|| format!("{name} cannot be reached"))?,
-            Err(_) => anyhow::bail!("{name} did not answer within {} s", PATIENCE.as_secs()),
+            Err(_) => anyhow::bail!("{name} did not answer within {} s", self.patience.as_secs_f64()),
         };
-        judge(status, &answer).map_err(|why| anyhow::anyhow!("{name} does not take records now: {why}"))
+        judge(status, &answer)
+            .map_err(|why| Later { after, why: format!("{name} does not take records now: {why}") }.into())
     }
+}
+
+struct Said {
+    status: StatusCode,
+    after: Option<Duration>,
+    answer: Bytes,
 }
 
 /// `Err`: later, says the specification (OTLP/HTTP, failures) of these statuses, and of no other.
@@ -68,7 +92,7 @@ pub fn judge(status: StatusCode, answer: &[u8]) -> Result<Answer, String> {
     }
 }
 
-async fn post(otlp: &Otlp, body: Vec<u8>) -> anyhow::Result<(StatusCode, Bytes)> {
+async fn post(otlp: &Otlp, body: Vec<u8>) -> anyhow::Result<Said> {
     let Otlp { endpoint, headers } = otlp;
     let host = endpoint.host().context("an endpoint has a host")?;
     let bare = host.trim_start_matches('[').trim_end_matches(']');
@@ -85,9 +109,11 @@ async fn post(otlp: &Otlp, body: Vec<u8>) -> anyhow::Result<(StatusCode, Bytes)>
     }
     let response = sender.send_request(request.body(Full::<Bytes>::from(body))?).await?;
     let status = response.status();
+    let after = response.headers().get(header::RETRY_AFTER).and_then(|value| value.to_str().ok()?.trim().parse().ok());
     let answer = Limited::new(response.into_body(), ANSWER).collect().await;
     connection.abort();
-    Ok((status, answer.map(http_body_util::Collected::to_bytes).unwrap_or_default()))
+    let answer = answer.map(http_body_util::Collected::to_bytes).unwrap_or_default();
+    Ok(Said { status, after: after.map(Duration::from_secs), answer })
 }
 
 /// As `OTEL_EXPORTER_OTLP_ENDPOINT`: the signal's path comes behind that of the endpoint.
