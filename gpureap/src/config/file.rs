@@ -132,7 +132,9 @@ impl<'de> Deserialize<'de> for Endpoint {
             let told = format!("`{text}` wants TLS, which a collector on this host does: give its http address");
             return Err(serde::de::Error::custom(told));
         }
-        let fits = |uri: &Uri| uri.scheme_str() == Some("http") && uri.host().is_some() && uri.query().is_none();
+        // What stands before an `@` is a password, which would be told with the address.
+        let is_bare = |uri: &Uri| uri.authority().is_some_and(|authority| !authority.as_str().contains('@'));
+        let fits = |uri: &Uri| uri.scheme_str() == Some("http") && is_bare(uri) && uri.query().is_none();
         let uri = text.parse::<Uri>().ok().filter(fits);
         uri.map(Self).ok_or_else(|| {
             serde::de::Error::custom(format!("`{text}` is not an address such as http://127.0.0.1:4318"))

@@ -76,6 +76,7 @@ fn mistakes_are_one_sentence_with_the_line() {
         ("[metrics]\nport = 1".to_owned(), "c.toml:2: unknown field `port`"),
         ("[otlp]\nendpoint = \"https://x\"".to_owned(), "c.toml:2: `https://x` wants TLS, which a collector"),
         ("[otlp]\nendpoint = \"x:4318\"".to_owned(), "c.toml:2: `x:4318` is not an address such as http://"),
+        ("[otlp]\nendpoint = \"http://a:b@x:4318\"".to_owned(), "c.toml:2: `http://a:b@x:4318` is not an address such"),
         ("[otlp]\nheaders = { a = \"b\\u0007\" }".to_owned(), "c.toml:2: a header has a name and a value of printable"),
         ("[otlp]\nheaders = { \"a b\" = \"c\" }".to_owned(), "c.toml:1: [otlp] `a b` is not the name of a header"),
         ("x = [".to_owned(), "c.toml:1: "),

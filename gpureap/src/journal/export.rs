@@ -3,6 +3,7 @@
 
 use std::path::Path;
 
+use jiff::Timestamp;
 use rusqlite::{Connection, OptionalExtension as _, params};
 use serde::{Deserialize, Serialize};
 
@@ -80,6 +81,16 @@ pub fn newest(path: &Path, since_ns: u64) -> anyhow::Result<Position> {
 pub fn after(path: &Path, position: Position, now_ns: u64) -> anyhow::Result<Batch> {
     let reader = Reader::open(path)?;
     reader.of(read(&reader.connection, position, now_ns))
+}
+
+/// How many events are not sent yet, and when the oldest of them was.
+pub fn pending(path: &Path, position: Position) -> anyhow::Result<(u64, Option<Timestamp>)> {
+    let reader = Reader::open(path)?;
+    let query = "SELECT count(*), min(time_ns) FROM events WHERE id > ?1";
+    let found = reader.connection.query_row(query, [position.id], |row| Ok((row.get(0)?, row.get(1)?)));
+    let (events, oldest): (i64, Option<i64>) = reader.of(found)?;
+    let oldest = oldest.and_then(|time_ns| Timestamp::from_nanosecond(time_ns.into()).ok());
+    Ok((events.max(0).cast_unsigned(), oldest))
 }
 
 fn is_ripe(kind: &str, boot_ns: u64, now_ns: u64) -> bool {

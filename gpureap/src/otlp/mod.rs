@@ -160,17 +160,16 @@ impl Exporter {
         if !self.journal.exists() {
             return Ok(false);
         }
-        let mut cursor = match self.cursor {
-            Some(cursor) => cursor,
-            None => {
-                let cursor = match Cursor::read(&self.state)? {
-                    Some(cursor) => cursor,
-                    // What was recorded before somebody wanted it sent is history.
-                    None => Cursor::at(export::newest(&self.journal, self.since_ns)?),
-                };
-                cursor.write(&self.state)?;
-                *self.cursor.insert(cursor)
-            }
+        let mut cursor = if let Some(cursor) = self.cursor {
+            cursor
+        } else {
+            let cursor = match Cursor::read(&self.state)? {
+                Some(cursor) => cursor,
+                // What was recorded before somebody wanted it sent is history.
+                None => Cursor::at(export::newest(&self.journal, self.since_ns)?),
+            };
+            cursor.write(&self.state)?;
+            *self.cursor.insert(cursor)
         };
         let now_ns = boottime_ns();
         let Batch { items, end, gone, is_new, looked, behind } = export::after(&self.journal, cursor.position, now_ns)?;

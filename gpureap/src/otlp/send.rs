@@ -77,7 +77,7 @@ struct Said {
     answer: Bytes,
 }
 
-/// `Err`: later, says the specification (OTLP/HTTP, failures) of these statuses, and of no other.
+/// `Err`: later. What else is no success is never to be sent again, says the specification (OTLP/HTTP, failures).
 pub fn judge(status: StatusCode, answer: &[u8]) -> Result<Answer, String> {
     if status.is_success() {
         let partial = ExportLogsServiceResponse::decode(answer).ok().and_then(|answer| answer.partial_success);
@@ -85,9 +85,9 @@ pub fn judge(status: StatusCode, answer: &[u8]) -> Result<Answer, String> {
         return Ok(Answer::Taken { rejected });
     }
     match status.as_u16() {
-        429 | 502..=504 => Err(status.to_string()),
-        // A wrong path or a lacking password is cured in a configuration: nothing is thrown away for it.
-        401 | 403 | 404 | 405 => Err(status.to_string()),
+        // Of the first four the specification says so. A wrong path or a lacking password is cured in a configuration: nothing
+        // is thrown away for it.
+        429 | 502..=504 | 401 | 403..=405 => Err(status.to_string()),
         _ => Ok(Answer::Refused(status.to_string())),
     }
 }

@@ -3,7 +3,7 @@ use std::time::Duration;
 use super::*;
 use crate::journal::{
     Limits,
-    export::{Batch, Position, Sent, after, newest},
+    export::{Batch, Position, Sent, after, newest, pending},
 };
 
 const BEGIN: Position = Position { id: 0, time_ns: 0 };
@@ -62,6 +62,8 @@ fn what_is_sent_comes_in_the_order_of_recording_and_once() {
     assert_eq!((batch.gone, batch.behind, batch.is_new), (0, 0, false));
     assert_eq!(batch.looked, events().len() as u64);
     let end = batch.end.unwrap();
+    assert_eq!(pending(&place.path(), BEGIN).unwrap(), (events().len() as u64, Some(wall(SECOND))));
+    assert_eq!(pending(&place.path(), end).unwrap(), (0, None));
     let again = after(&place.path(), end, LATE).unwrap();
     assert_eq!(again, Batch::default(), "nothing more");
     writer.apply(&[Change::Event(lost(20 * SECOND, 1, "later"))]).unwrap();

@@ -69,7 +69,7 @@ fn item(what: Sent) -> Item {
     Item { boot: boot("b1"), what, process: None }
 }
 
-fn event(what: serde_json::Value) -> Item {
+fn event(what: &serde_json::Value) -> Item {
     let mut line = json!({ "time": "2026-11-01T00:00:00Z", "boot_ns": 7 * SECOND });
     line.as_object_mut().unwrap().extend(what.as_object().unwrap().clone());
     let process = line["pid"].as_u64().filter(|_| line["start_ns"].is_u64()).map(|_| Box::new(row()));
@@ -284,7 +284,7 @@ fn events_and_their_names() {
             json!("b1/gpureap.stop//7000000000"),
         ),
     ] {
-        let log = only(event(what));
+        let log = only(event(&what));
         assert_eq!((log.event_name.as_str(), log.severity_text.as_str(), body(&log)), (name, severity, text));
         assert_eq!(log.time_unix_nano, OFFSET as u64 + 7 * SECOND, "{name}");
         assert_eq!(plain(&log.attributes).get(attribute), Some(&found), "{name}");
@@ -293,14 +293,14 @@ fn events_and_their_names() {
         json!({ "event": "held", "pid": 1, "start_ns": 1, "devices": [] }),
         json!({ "event": "exec", "pid": 1, "start_ns": 1, "comm": "x" }),
     ] {
-        assert_eq!(records(&[event(what)]), []);
+        assert_eq!(records(&[event(&what)]), []);
     }
 }
 
 #[test]
 fn a_record_has_one_id_however_often_it_is_made_and_no_other_has_it() {
     let reap = |pid: u32, signal: &str| {
-        event(json!({ "event": "reap", "pid": pid, "start_ns": 1, "signal": signal, "by_pid": 1, "by_uid": 0 }))
+        event(&json!({ "event": "reap", "pid": pid, "start_ns": 1, "signal": signal, "by_pid": 1, "by_uid": 0 }))
     };
     let hold = |node: &str, opened_ns| HoldRow {
         key: row().key,
@@ -316,7 +316,7 @@ fn a_record_has_one_id_however_often_it_is_made_and_no_other_has_it() {
     };
     let hold = |node: &str, opened_ns| item(Sent::Hold(Box::new(hold(node, opened_ns)), None));
     let other = |at: u64, note: &str| {
-        let mut found = event(json!({ "event": "lost", "events": 3, "at": "ring", "note": note }));
+        let mut found = event(&json!({ "event": "lost", "events": 3, "at": "ring", "note": note }));
         if let Sent::Event(event) = &mut found.what {
             event.boot_ns = at;
         }
