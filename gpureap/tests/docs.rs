@@ -1,5 +1,7 @@
 //! What the pages tell people to type is what gpureap understands. `tests/tests/recipes` runs docs/recipes.md; here are all the others.
 
+#![expect(clippy::unwrap_used, reason = "a test that panics has failed, in its helpers too")]
+
 use std::{
     fs,
     path::{Path, PathBuf},
@@ -90,7 +92,7 @@ fn calls(line: &str) -> Vec<Vec<String>> {
             let mut call: Vec<String> = words.map(|word| number(&word)).collect();
             // One that every host has.
             if let Some(at) = call.iter().position(|word| word == "--user") {
-                call[at + 1] = "root".to_owned();
+                "root".clone_into(&mut call[at + 1]);
             }
             calls.push(call);
         }

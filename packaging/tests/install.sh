@@ -36,6 +36,10 @@ while read -r mode path; do
 done <<END
 755 /usr/bin/gpureap
 644 /usr/lib/systemd/system/gpureap.service
+755 /usr/libexec/gpureap/slurm/prolog
+755 /usr/libexec/gpureap/slurm/epilog
+755 /usr/libexec/gpureap/slurm/health-check
+644 /usr/share/doc/gpureap/packaging/prometheus/alerts.yml
 644 /etc/gpureap/config.toml
 644 /usr/share/man/man1/gpureap.1.gz
 644 /usr/share/man/man1/gpureap-reap.1.gz

@@ -1,6 +1,7 @@
 //! The whole matrix of kernel operations: after every step, the counts are exact.
 use std::{collections::BTreeMap, path::Path, time::Duration};
 
+use gpureap_common::counter;
 use gpureap_tests::{
     actor::operations,
     harness::{
@@ -91,6 +92,7 @@ fn every_operation_is_counted_exactly() {
     eprintln!("{backend}: {steps} steps, {} differences, {lost} lost events, skipped {skipped:?}", wrong.len());
     assert!(wrong.is_empty(), "{backend}: {} differences:\n{}", wrong.len(), wrong.join("\n"));
     // A kernel that preempts its own code skips programs, and says so; then the counts are made anew, and were right.
-    assert!(preemptible() || lost == 0, "{backend} loses nothing here, lost {lost}");
+    let counted = counter::LOSSES.map(|index| (counter::NAMES[index as usize], bench.counter(index)));
+    assert!(preemptible() || lost == 0, "{backend} loses nothing here, lost {lost}: {counted:?}");
     drop(daemon);
 }

@@ -11,6 +11,7 @@ use crate::{
     exit_code::Exit,
     holders::report::{HeldReport, HolderReport, HoldersReport, Role},
     out::{sanitize::escape, words},
+    process::Place,
 };
 
 /// What counts.
@@ -38,8 +39,10 @@ pub struct Known {
 /// Left behind by whoever forked it, and in nothing that would end it: no container, no Slurm job, no pod that there is. The first
 /// process of a container was forked by a runtime that has ended, and is no orphan for it.
 fn is_orphan(holder: &HolderReport, known: &Known) -> bool {
-    let HolderReport { pid, pod, container, slurm_job, orphan_of, .. } = holder;
-    known.podless.contains(pid) || orphan_of.is_some() && pod.is_none() && container.is_none() && slurm_job.is_none()
+    let HolderReport { pid, pod, container, cgroup, orphan_of, .. } = holder;
+    // Not by its environment, which ends nothing.
+    let in_job = || cgroup.as_deref().is_some_and(|cgroup| Place::of(cgroup).slurm_job.is_some());
+    known.podless.contains(pid) || orphan_of.is_some() && pod.is_none() && container.is_none() && !in_job()
 }
 
 impl Question {

@@ -90,18 +90,20 @@ fn orphans() {
         HolderReport { orphan_of: Some(left.clone()), ..one(11) },
         // runc has forked the first process of every container and ended.
         HolderReport { orphan_of: Some(left.clone()), container: text("c"), ..one(12) },
-        HolderReport { orphan_of: Some(left.clone()), slurm_job: text("7"), ..one(13) },
+        HolderReport { orphan_of: Some(left.clone()), cgroup: text("/slurm/uid_1/job_7"), ..one(13) },
         HolderReport { pod: text("uid"), container: text("c"), ..one(14) },
         HolderReport { pod: text("gone"), container: text("c"), pod_name: text("train-0"), ..one(15) },
-        HolderReport { orphan_of: Some(left), class: Class::System, ..one(16) },
+        HolderReport { orphan_of: Some(left.clone()), class: Class::System, ..one(16) },
+        // Of a job by its environment alone, which ends nothing.
+        HolderReport { orphan_of: Some(left), slurm_job: text("7"), ..one(17) },
     ]);
     let known = Known { podless: [15].into(), ..Known::default() };
     let question = Question { orphans: true, ..Question::default() };
     let found = decide(&question, &all, &known);
-    assert_eq!(found.iter().map(|finding| finding.pid).collect::<Vec<_>>(), [11, 15]);
+    assert_eq!(found.iter().map(|finding| finding.pid).collect::<Vec<_>>(), [11, 15, 17]);
     assert_eq!(exit(&found, &[]), Exit::Held);
-    assert_eq!(line(&found, &[], 80), "/dev/nvidia0 held by python3 (pid 11, alice, orphan); 1 more");
-    assert_eq!(line(&found[1..], &[], 80), "/dev/nvidia0 held by python3 (pid 15, alice, orphan, pod train-0)");
+    assert_eq!(line(&found, &[], 80), "/dev/nvidia0 held by python3 (pid 11, alice, orphan); 2 more");
+    assert_eq!(line(&found[1..2], &[], 80), "/dev/nvidia0 held by python3 (pid 15, alice, orphan, pod train-0)");
     assert_eq!(decide(&Question::default(), &all, &known), []);
 }
 

@@ -156,13 +156,22 @@ impl Filter {
             && older_than.is_none_or(|least| age.is_some_and(|age| age >= least))
     }
 
-    /// Whether the environment alone decides, and may not be read. A candidate without a name is gone.
+    /// Whether the environment alone decides, which tells a Slurm job too, and may not be read. A candidate without a name is gone.
     pub fn is_undecided(&self, candidate: &Candidate) -> bool {
-        let rest = || Self { environment: BTreeMap::new(), ..self.clone() };
-        !self.environment.is_empty()
-            && candidate.environment.is_none()
-            && candidate.comm.is_some()
-            && rest().matches(candidate)
+        let of_environment = !self.environment.is_empty() && candidate.environment.is_none();
+        let of_job = (!self.slurm_jobs.is_empty() || !self.other_jobs.is_empty()) && !candidate.job_known;
+        let rest = || {
+            let mut rest = self.clone();
+            if of_environment {
+                rest.environment.clear();
+            }
+            if of_job {
+                rest.slurm_jobs.clear();
+                rest.other_jobs.clear();
+            }
+            rest
+        };
+        (of_environment || of_job) && candidate.comm.is_some() && rest().matches(candidate)
     }
 
     /// Refuses the beginning of an id that fits several containers, unless it is the whole name or id of one: none of

@@ -338,3 +338,24 @@ proptest! {
         prop_assert_eq!(parts.all(|part| part.matches(&candidate)), filter.matches(&candidate));
     }
 }
+
+#[test]
+fn a_job_that_only_an_unreadable_environment_could_tell_is_undecided() {
+    let proc = proc_of(&[(40, 1), (50, 1)]);
+    fs::remove_file(proc.path().join("50/environ")).unwrap();
+    let paths = Paths { proc: proc.path().into(), ..Paths::default() };
+    let all = view(vec![holder(40, 40_000_000_000), holder(50, 50_000_000_000)]);
+    let job = || vec!["41".parse::<SlurmJob>().unwrap()];
+    for (choosing, fit) in [
+        (Choosing { slurm_job: job(), ..Choosing::default() }, vec![]),
+        (Choosing { except_slurm_job: job(), ..Choosing::default() }, vec![40]),
+        (Choosing { except_slurm_job: job(), comm: vec!["nobody".to_owned()], ..Choosing::default() }, vec![]),
+    ] {
+        let is_named = !choosing.comm.is_empty();
+        let chosen = Chooser::new(&choosing, &paths, &NoLineage).unwrap().chosen(&all).unwrap();
+        assert_eq!(chosen.keys.unwrap().iter().map(|key| key.tgid).collect::<Vec<_>>(), fit, "{choosing:?}");
+        // Who does not fit for another reason needs no decision.
+        let undecided: Vec<u32> = chosen.undecided.iter().map(|key| key.tgid).collect();
+        assert_eq!(undecided, if is_named { vec![] } else { vec![50] }, "{choosing:?}");
+    }
+}

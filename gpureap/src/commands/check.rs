@@ -71,7 +71,7 @@ pub fn examine(args: &CheckArgs, config: &Config) -> anyhow::Result<CheckReport>
     let slots = choose::slots(choosing, &devices, config)?;
     let mut view = eyes.view()?;
     view.notes.extend(note);
-    let Chosen { keys: chosen, undecided: _, notes } =
+    let Chosen { keys: chosen, undecided, notes } =
         Chooser::new(choosing, &config.paths, eyes.lineage())?.chosen(&view)?;
     view.notes.extend(notes);
     let host = Host::read(&config.paths.proc);
@@ -97,11 +97,15 @@ pub fn examine(args: &CheckArgs, config: &Config) -> anyhow::Result<CheckReport>
     let HoldersReport { host, time, complete, notes, .. } = seen;
     let code = match exit(&findings, &faults) {
         // Nothing was seen, and not everything could be.
-        Exit::Done if !complete => Exit::NotPermitted,
+        Exit::Done if !complete || !undecided.is_empty() => Exit::NotPermitted,
         code => code,
     };
     let message = match code {
         Exit::Done => "no GPU is held by whom it should not be".to_owned(),
+        Exit::NotPermitted if complete => {
+            "not everybody who holds a GPU can be told to be in a job: the environment of some may not be read"
+                .to_owned()
+        }
         Exit::NotPermitted => "not everybody who holds a GPU can be seen".to_owned(),
         _ => line(&findings, &faults, *max_bytes),
     };

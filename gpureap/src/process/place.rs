@@ -19,6 +19,7 @@ impl Place {
     pub fn of(cgroup: &str) -> Self {
         let mut place = Self::default();
         let mut slurm = false;
+        let users_own = is_users_own(cgroup);
         for (before, segment) in segments(cgroup) {
             if let Some(pod) = pod(segment, before) {
                 place.pod = Some(pod);
@@ -31,18 +32,22 @@ impl Place {
             }
             slurm |= segment.starts_with("slurm") || segment.ends_with("slurmstepd.scope");
             let job = segment.strip_prefix("job_").filter(|job| slurm && job.starts_with(|c: char| c.is_ascii_digit()));
-            if let Some(job) = job {
+            // The outermost, and none that a user's own manager or a container may have named.
+            if let Some(job) = job.filter(|_| !users_own && place.container.is_none() && place.slurm_job.is_none()) {
                 place.slurm_job = Some(job.to_owned());
-                place.slurm_step = None;
             }
-            if let Some(step) =
-                segment.strip_prefix("step_").filter(|_| place.slurm_job.is_some() && before.starts_with("job_"))
-            {
+            let is_of_job = place.slurm_job.is_some() && place.slurm_job.as_deref() == before.strip_prefix("job_");
+            if let Some(step) = segment.strip_prefix("step_").filter(|_| is_of_job) {
                 place.slurm_step = Some(step.to_owned());
             }
         }
         place
     }
+}
+
+/// Whether a user's own manager may have named all below it, or it lies outside of what is seen here.
+fn is_users_own(cgroup: &str) -> bool {
+    segments(cgroup).next().is_none_or(|(_, first)| first == "user.slice" || first == "..")
 }
 
 /// Each part of a path with the one before it.
@@ -76,11 +81,10 @@ pub fn system_unit(cgroup: &str) -> Option<&str> {
 /// The container that the host's runtime made: the outermost, and none that a user's own manager may have named. What
 /// runs in a container may make groups below its own that look like any other container's.
 pub fn host_container(cgroup: &str) -> Option<String> {
-    let mut parts = segments(cgroup).peekable();
-    if parts.peek().is_none_or(|(_, first)| *first == "user.slice" || *first == "..") {
+    if is_users_own(cgroup) {
         return None;
     }
-    parts.find_map(|(before, segment)| container(segment, before))
+    segments(cgroup).find_map(|(before, segment)| container(segment, before))
 }
 
 /// The paths in all hierarchies, each once.
@@ -230,6 +234,10 @@ mod tests {
             ("/system.slice/slurmstepd.scope/job_42/step_batch/user/task_0", "slurmstepd.scope", "", "42.batch", ""),
             ("/system.slice/slurmstepd.scope/system", "slurmstepd.scope", "", "", ""),
             ("/slurm/job_1/x/step_0", "", "", "1", ""),
+            // What a job or a user made below its own.
+            ("/slurm/uid_1/job_1/step_0/slurm/job_2/step_1", "", "", "1.0", ""),
+            ("/user.slice/user-1000.slice/user@1000.service/slurm/job_41", "user@1000.service", "", "", ""),
+            ("/../slurm/job_41", "", "", "", ""),
             (
                 "/user.slice/user-1000.slice/user@1000.service/user.slice/docker-0123456789abcdef.scope",
                 "docker-0123456789abcdef.scope",

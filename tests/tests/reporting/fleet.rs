@@ -58,7 +58,7 @@ fn the_merged_record_of_three_hosts_tells_which_host_and_process_went_first() {
     let arguments: Vec<&str> = std::iter::once("--journal").chain(journals.iter().map(String::as_str)).collect();
     let merged = report(&here, &arguments);
     let mut seen: Vec<&Value> = list(&merged, "hosts").iter().map(|host| &host["host"]).collect();
-    seen.sort_by_key(|name| name.to_string());
+    seen.sort_by_key(ToString::to_string);
     assert_eq!(seen, ["alpha", "beta", "gamma"], "{merged:#}");
     assert_eq!(list(&merged, "incidents").len(), 1, "{merged:#}");
     let one = incident(&merged, pids[1]);

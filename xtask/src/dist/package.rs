@@ -22,6 +22,9 @@ const REVISION: &str = "1";
 /// Beside README.md, which links to them.
 const PAGES: [&str; 5] = ["CHANGELOG.md", "CONTRIBUTING.md", "LICENSE-APACHE", "LICENSE-MIT", "SECURITY.md"];
 
+/// Started by slurmd, and what they share.
+const SLURM: [&str; 4] = ["prolog", "epilog", "health-check", "common.sh"];
+
 pub(crate) struct Stage {
     /// What cargo-deb takes for cargo's target directory.
     target: PathBuf,
@@ -78,6 +81,19 @@ impl Stage {
             }
         }
         copy("packaging/config.example.toml", &format!("{docs}/examples/config.toml"))?;
+        // Where the pages' links lead.
+        for name in ["config.example.toml", "gpureap.service"] {
+            copy(&format!("packaging/{name}"), &format!("{docs}/packaging/{name}"))?;
+        }
+        for directory in ["grafana", "kubernetes", "prometheus", "slurm"] {
+            for entry in fs::read_dir(root().join("packaging").join(directory))? {
+                let path = format!("packaging/{directory}/{}", entry?.file_name().to_string_lossy());
+                copy(&path, &format!("{docs}/{path}"))?;
+            }
+        }
+        for name in SLURM {
+            copy(&format!("packaging/slurm/{name}"), &format!("usr/libexec/gpureap/slurm/{name}"))?;
+        }
         copy("packaging/debian/copyright", &format!("{docs}/copyright"))?;
         copy("CHANGELOG.md", &format!("{docs}/changelog"))?;
         fs::write(at(&format!("{docs}/changelog.Debian"))?, stage.debian_changelog()?)?;
@@ -95,7 +111,8 @@ impl Stage {
         process::run(Command::new("gzip").args(["-9", "--no-name"]).args(packed))?;
         for entry in walkdir::WalkDir::new(&tree) {
             let entry = entry?;
-            let mode = if entry.file_type().is_dir() || entry.path() == program { 0o755 } else { 0o644 };
+            let runs = entry.path() == program || entry.path().starts_with(tree.join("usr/libexec"));
+            let mode = if entry.file_type().is_dir() || runs { 0o755 } else { 0o644 };
             fs::set_permissions(entry.path(), fs::Permissions::from_mode(mode))?;
         }
         Ok(stage)
