@@ -14,9 +14,15 @@ use std::{
 
 use anyhow::Context as _;
 use gpureap_common::abi::{ANY_MINOR, MAX_MAJOR};
+use hyper::{
+    Uri,
+    header::{HeaderName, HeaderValue},
+};
 use jiff::{Span, SpanRelativeTo};
 
-use self::file::{MapSize, RawConfig, RawDaemon, RawDevice, RawJournal, RawKind, RawMaps, RawMetrics, RawNvml};
+use self::file::{
+    MapSize, RawConfig, RawDaemon, RawDevice, RawJournal, RawKind, RawMaps, RawMetrics, RawNvml, RawOtlp,
+};
 use crate::{
     classify::Rules,
     error::Failure,
@@ -172,6 +178,27 @@ pub struct Metrics {
     pub listen: Option<SocketAddr>,
 }
 
+/// Who is sent logs of OpenTelemetry.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Otlp {
+    pub endpoint: Uri,
+    pub headers: Vec<(HeaderName, HeaderValue)>,
+}
+
+impl Otlp {
+    fn new(raw: Option<RawOtlp>) -> Result<Option<Self>, String> {
+        let Some(RawOtlp { endpoint, headers }) = raw else { return Ok(None) };
+        let header = |name: &str, value: &str| {
+            let name = name.parse().map_err(|_| format!("[otlp] `{name}` is not the name of a header"))?;
+            let mut value: HeaderValue = value.parse().map_err(|_| format!("[otlp] the header {name} has no value"))?;
+            value.set_sensitive(true);
+            Ok((name, value))
+        };
+        let headers = headers.iter().map(|(name, value)| header(&name.0, &value.0)).collect::<Result<_, String>>()?;
+        Ok(endpoint.map(|endpoint| Self { endpoint: endpoint.0, headers }))
+    }
+}
+
 /// How NVIDIA's management library is asked.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Nvml {
@@ -284,6 +311,8 @@ pub struct Config {
     pub nvml: Nvml,
     pub journal: Journal,
     pub metrics: Metrics,
+    /// `None`: nobody.
+    pub otlp: Option<Otlp>,
     /// `None`: the first set that works, in order of preference.
     pub backend: Option<Backend>,
     /// `daemon --kernel-log`.
@@ -300,6 +329,7 @@ impl Default for Config {
             daemon: Daemon { sweep_period: Duration::from_secs(30), loss_poll: Duration::from_secs(1), socket: true },
             maps: Maps::default(),
             metrics: Metrics::default(),
+            otlp: None,
             nvml: Nvml::default(),
             journal: Journal::default(),
             backend: None,
@@ -365,7 +395,7 @@ impl Config {
             Failure::usage(format!("{}:{line}: {message}", path.display()))
         };
         let raw: RawConfig = toml::from_str(text).map_err(|error| at(error.span(), error.message()))?;
-        let RawConfig { device, daemon, maps, nvml, journal, metrics, class } = raw;
+        let RawConfig { device, daemon, maps, nvml, journal, metrics, otlp, class } = raw;
         let mut devices = Vec::new();
         for entry in device {
             let span = Some(entry.span());
@@ -381,6 +411,7 @@ impl Config {
         let RawNvml { enabled, library, timeout } = nvml;
         let RawJournal { enabled: records, max_age, max_size, environment, heartbeat, memory_period } = journal;
         let RawMetrics { listen } = metrics;
+        let otlp = Otlp::new(otlp).map_err(|message| at(None, &message))?;
         let RawMaps { files, holders, tables, procs, lineage } = maps;
         let size = |entries: Option<MapSize>, default: u32| entries.map_or(default, |entries| entries.0);
         Ok(Self {
@@ -413,6 +444,7 @@ impl Config {
                 memory_period: memory_period.map_or(default.journal.memory_period, |period| period.0),
             },
             metrics: Metrics { listen: listen.map(|listen| listen.0) },
+            otlp,
             ..default
         })
     }

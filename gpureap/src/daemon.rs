@@ -44,6 +44,7 @@ use crate::{
     history::event::{self, What},
     metrics::{self, Metrics},
     model::Backend,
+    otlp,
     recorder::{Begin, KeepNothing, Recorder},
     trust::{self, Distrust},
 };
@@ -83,6 +84,7 @@ pub fn run(args: &DaemonArgs, config: &Config) -> anyhow::Result<Exit> {
     let to_observe = BTreeSet::new();
     let daemon = Daemon { config, tracer, devices, known_devices, to_observe, lost, fence, recorder, metrics };
     daemon.serve_metrics();
+    daemon.export();
     runtime.block_on(daemon.serve())
 }
 
@@ -280,6 +282,14 @@ impl Daemon<'_> {
             metrics::serve::Sources { metrics, journal: self.recorder.meter(), recorder_lost: self.recorder.dropped() };
         if let Err(error) = metrics::serve::start(self.config, listen, sources, devices) {
             tracing::warn!("no metrics: {error}");
+        }
+    }
+
+    /// Tracing goes on without anybody who is told.
+    fn export(&self) {
+        let Some(otlp) = &self.config.otlp else { return };
+        if let Err(error) = otlp::start(self.config, otlp, Arc::clone(&self.metrics)) {
+            tracing::warn!("nothing is sent to {}: {error}", otlp.endpoint);
         }
     }
 

@@ -7,6 +7,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use anyhow::Context as _;
+use jiff::{SignedDuration, Timestamp};
 use serde::Serialize;
 
 use crate::{
@@ -18,13 +20,18 @@ use crate::{
     },
     cli::DoctorArgs,
     clock,
-    config::{Config, StandIn},
+    config::{Config, Otlp, StandIn},
     exit_code::Exit,
     gpu::devices::{self, Devices},
+    journal,
     kernel::{btf::Btf, offsets::Offsets, rights},
     model::{Backend, Eyes as _},
-    out,
+    otlp::{self, Cursor},
+    out::{self, words},
 };
+
+/// A receiver that takes what it is sent is never so far behind.
+const LATE: SignedDuration = SignedDuration::from_mins(2);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
@@ -126,6 +133,13 @@ fn examine(config: &Config) -> Report {
     }
     device_checks(config, &mut checks);
     running(config, &mut checks);
+    if let Some(otlp) = &config.otlp {
+        let (verdict, detail) = match export(config, otlp) {
+            Ok(told) => told,
+            Err(error) => (Verdict::Degraded, format!("{error:#}")),
+        };
+        checks.add("otlp", verdict, detail);
+    }
 
     let mut backend = None;
     if root && btf && bpffs {
@@ -229,6 +243,31 @@ fn running(config: &Config, checks: &mut Checks) {
     }
 }
 
+/// What was sent, what never will be, and what waits.
+fn export(config: &Config, otlp: &Otlp) -> anyhow::Result<(Verdict, String)> {
+    let to = &otlp.endpoint;
+    let state = &config.paths.state;
+    let cursor = Cursor::read(state).with_context(|| format!("cannot read {}", state.join(otlp::FILE).display()))?;
+    let Some(Cursor { position, sent, rejected, gone, replaced }) = cursor else {
+        return Ok((Verdict::Degraded, format!("no daemon has begun to send to {to}")));
+    };
+    let (waiting, oldest) = journal::export::pending(&config.paths.journal(), position)?;
+    let late = oldest.map(|oldest| Timestamp::now().duration_since(oldest)).filter(|age| *age > LATE);
+    let mut told = format!("{sent} records were sent to {to}, {waiting} events wait");
+    if let Some(age) = late {
+        write!(told, ", the oldest for {}", words::span(age)).expect("writing to a string");
+    }
+    if rejected + gone + replaced > 0 {
+        let lost = format!("; lost: {rejected} records rejected, {gone} events removed by retention");
+        told.push_str(&lost);
+    }
+    if replaced > 0 {
+        write!(told, ", and what was not sent when the journal began anew ({replaced})").expect("writing to a string");
+    }
+    let is_well = late.is_none() && rejected + gone + replaced == 0;
+    Ok((if is_well { Verdict::Ok } else { Verdict::Degraded }, told))
+}
+
 /// Attaches a fence of no device for a moment.
 fn fence(config: &Config) -> anyhow::Result<String> {
     drop(Fence::raise(config, &Devices::default(), &BTreeSet::new(), None, &Exemptions::default())?);
@@ -287,7 +326,13 @@ fn pin_beside(pin: &Path) -> PathBuf {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::Paths;
+    use crate::{
+        config::Paths,
+        history::{
+            event::{Event, Lost, What},
+            rows::Change,
+        },
+    };
 
     #[test]
     fn every_line_is_explained() {
@@ -299,10 +344,43 @@ mod tests {
         let names = report.checks.iter().map(|check| check.name);
         // Those that come only where there is something to look at.
         for name in names
-            .chain(["tracer", "lineage", "fence"])
+            .chain(["tracer", "lineage", "fence", "otlp"])
             .chain([Backend::Kprobe, Backend::Fentry, Backend::Gate].map(name))
         {
             assert!(page.contains(&format!("\n| `{name}` | ")), "{name}");
         }
+    }
+
+    #[test]
+    fn what_waits_to_be_sent_and_what_is_lost_is_told() {
+        let dir = tempfile::tempdir().unwrap();
+        let paths = Paths { state: dir.path().to_owned(), ..Paths::default() };
+        let config = Config { paths, ..Config::default() };
+        let otlp = Otlp { endpoint: "http://127.0.0.1:4318".parse().unwrap(), headers: Vec::new() };
+        let told = || export(&config, &otlp).unwrap();
+        let none = "no daemon has begun to send to http://127.0.0.1:4318/";
+        assert_eq!(told(), (Verdict::Degraded, none.to_owned()));
+        let mut writer = journal::Writer::open(&config.paths.journal(), "b1").unwrap().writer;
+        let lost = |age: i64| {
+            let time = Timestamp::now() - SignedDuration::from_secs(age);
+            let lost = Lost { events: 1, at: "test".into(), note: "x".into() };
+            Change::Event(Event { time, boot_ns: 1, what: What::Lost(lost) })
+        };
+        writer.apply(&[lost(3700), lost(1)]).unwrap();
+        let put = |id, rejected, gone, replaced| {
+            let cursor =
+                Cursor { position: journal::export::Position { id, time_ns: 0 }, sent: 9, rejected, gone, replaced };
+            cursor.write(dir.path()).unwrap();
+        };
+        let sent = "9 records were sent to http://127.0.0.1:4318/";
+        put(1, 0, 0, 0);
+        assert_eq!(told(), (Verdict::Ok, format!("{sent}, 1 events wait")));
+        put(0, 0, 0, 0);
+        let (verdict, detail) = told();
+        assert_eq!(verdict, Verdict::Degraded);
+        assert!(detail.starts_with(&format!("{sent}, 2 events wait, the oldest for 1h")), "{detail}");
+        put(2, 3, 4, 1);
+        let lost = "lost: 3 records rejected, 4 events removed by retention, and what was not sent when the journal began anew (1)";
+        assert_eq!(told(), (Verdict::Degraded, format!("{sent}, 0 events wait; {lost}")));
     }
 }

@@ -31,6 +31,7 @@ pub mod library;
 pub mod limits;
 pub mod metrics;
 pub mod model;
+pub mod otlp;
 pub mod out;
 pub mod process;
 pub mod reap;

@@ -1,7 +1,7 @@
 //! What the other tasks need on the machine, and installing it on Debian and Ubuntu.
 
 use std::{
-    path::Path,
+    path::{Path, PathBuf},
     process::{Command, Stdio},
 };
 
@@ -9,12 +9,16 @@ use anyhow::{Context as _, Result, bail, ensure};
 
 use crate::{
     ebpf::{Choice, Toolchain},
-    process,
+    kernels, process,
 };
 
 const BPF_LINKER: &str = "0.13.0";
 const CARGO_DENY: &str = "0.20.2";
 const CARGO_DEB: &str = "3.8.0";
+
+/// A receiver of OTLP that prints what it takes, and what it needs (PyPI).
+const OTELTAP: &str = "1.0.0";
+const OTELTAP_NEEDS: [&str; 2] = ["opentelemetry-proto==1.45.2", "protobuf==7.36.2"];
 
 /// One thing that must be here: how to see that it is, and who brings it.
 struct Need {
@@ -66,6 +70,7 @@ const SERVERS: &[Need] = &[
         present: || ["slurmctld", "slurmd", "sbatch"].into_iter().all(program),
         packages: &["slurmctld", "slurmd", "slurm-client"],
     },
+    Need { what: "Python with venv", present: python_works, packages: &["python3-venv"] },
 ];
 
 /// For packages and their tests.
@@ -85,7 +90,50 @@ fn program(name: &str) -> bool {
 }
 
 pub(crate) fn servers() -> Result<()> {
-    provide(SERVERS)
+    provide(SERVERS)?;
+    if !oteltap_works() {
+        install_oteltap()?;
+    }
+    Ok(())
+}
+
+/// Where the receiver of OTLP is, once it is installed.
+pub(crate) fn oteltap() -> PathBuf {
+    oteltap_directory().join("bin/oteltap")
+}
+
+/// Kept between runs, beside the kernels.
+fn oteltap_directory() -> PathBuf {
+    kernels::cache().join(format!("oteltap-{OTELTAP}"))
+}
+
+fn python_works() -> bool {
+    process::probe(Command::new("python3").args(["-c", "import ensurepip, venv"])).is_some()
+}
+
+/// All of it, in the versions that are pinned here.
+fn oteltap_works() -> bool {
+    let names = OTELTAP_NEEDS.map(|need| need.split('=').next().unwrap_or_default());
+    let code = "import sys, importlib.metadata as m; print(*[m.version(name) for name in sys.argv[1:]])";
+    let python = oteltap_directory().join("bin/python");
+    let found = process::probe(Command::new(python).args(["-c", code, "oteltap"]).args(names));
+    let wanted = OTELTAP_NEEDS.map(|need| need.rsplit('=').next().unwrap_or_default());
+    found.is_some_and(|found| found.split_whitespace().eq([OTELTAP].into_iter().chain(wanted))) && oteltap().exists()
+}
+
+fn install_oteltap() -> Result<()> {
+    let directory = oteltap_directory();
+    println!("setup: installing oteltap {OTELTAP} to {}", directory.display());
+    process::run(Command::new("python3").args(["-m", "venv", "--clear"]).arg(&directory))?;
+    process::run(
+        Command::new(directory.join("bin/pip"))
+            .args(["install", "--quiet", "--disable-pip-version-check", "--no-input", "--no-deps"])
+            .arg(format!("oteltap=={OTELTAP}"))
+            .args(OTELTAP_NEEDS)
+            .stdin(Stdio::null()),
+    )?;
+    ensure!(oteltap_works(), "oteltap {OTELTAP} does not work after it was installed to {}", directory.display());
+    Ok(())
 }
 
 /// What packages are made and tested with.

@@ -155,6 +155,7 @@ fn on_this_kernel(artifacts: &Artifacts, tests: &[&Executable]) -> Result<Counts
                 .env("CARGO_MANIFEST_DIR", directory)
                 .env("GPUREAP_BIN", &artifacts.gpureap().path)
                 .env("GPUREAP_TEST_BACKEND", "gate")
+                .env("GPUREAP_OTELTAP", setup::oteltap())
                 .stdin(Stdio::null()),
         )?;
     }

@@ -1,7 +1,10 @@
 //! The file as it is written: its tables, and the values that are checked while they are read.
 
-use std::{fmt, marker::PhantomData, net::SocketAddr, path::PathBuf, str::FromStr, time::Duration};
+use std::{
+    collections::BTreeMap, fmt, marker::PhantomData, net::SocketAddr, path::PathBuf, str::FromStr, time::Duration,
+};
 
+use hyper::Uri;
 use serde::{
     Deserialize, Deserializer,
     de::{SeqAccess, Visitor},
@@ -25,6 +28,7 @@ pub(super) struct RawConfig {
     pub(super) journal: RawJournal,
     #[serde(default)]
     pub(super) metrics: RawMetrics,
+    pub(super) otlp: Option<RawOtlp>,
     #[serde(default, deserialize_with = "tables")]
     pub(super) class: Vec<Rule>,
 }
@@ -108,6 +112,48 @@ pub(super) struct RawJournal {
 #[serde(deny_unknown_fields, expecting = "a table [metrics]")]
 pub(super) struct RawMetrics {
     pub(super) listen: Option<Listen>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, expecting = "a table [otlp]")]
+pub(super) struct RawOtlp {
+    pub(super) endpoint: Option<Endpoint>,
+    #[serde(default)]
+    pub(super) headers: BTreeMap<HeaderText, HeaderText>,
+}
+
+/// Where a receiver listens.
+pub(super) struct Endpoint(pub(super) Uri);
+
+impl<'de> Deserialize<'de> for Endpoint {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        if text.starts_with("https:") {
+            let told = format!("`{text}` wants TLS, which a collector on this host does: give its http address");
+            return Err(serde::de::Error::custom(told));
+        }
+        // What stands before an `@` is a password, which would be told with the address.
+        let is_bare = |uri: &Uri| uri.authority().is_some_and(|authority| !authority.as_str().contains('@'));
+        let fits = |uri: &Uri| uri.scheme_str() == Some("http") && is_bare(uri) && uri.query().is_none();
+        let uri = text.parse::<Uri>().ok().filter(fits);
+        uri.map(Self).ok_or_else(|| {
+            serde::de::Error::custom(format!("`{text}` is not an address such as http://127.0.0.1:4318"))
+        })
+    }
+}
+
+/// A header's name or value.
+#[derive(PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct HeaderText(pub(super) String);
+
+impl<'de> Deserialize<'de> for HeaderText {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        if text.is_empty() || !text.bytes().all(|byte| (b' '..=b'~').contains(&byte)) {
+            return Err(serde::de::Error::custom("a header has a name and a value of printable ASCII"));
+        }
+        Ok(Self(text))
+    }
 }
 
 /// Where to listen. Names are not looked up: what answers for them could change, or not answer.

@@ -19,8 +19,10 @@ fn example_shows_the_defaults() {
     assert_eq!(config.devices, [StandIn { major: 4, minor: 20, node: "/dev/tty20".into() }]);
     assert!(config.classes.has("gpu-broker") && config.classes.has("dcgm"));
     assert_eq!(config.metrics.listen, Some(([127, 0, 0, 1], 9840).into()));
-    let metrics = Metrics::default();
-    assert_eq!(Config { devices: Vec::new(), classes: Rules::default(), metrics, ..config }, Config::default());
+    let otlp = config.otlp.as_ref().map(|otlp| (otlp.endpoint.to_string(), otlp.headers.len()));
+    assert_eq!(otlp, Some(("http://127.0.0.1:4318/".to_owned(), 0)));
+    let (metrics, otlp) = (Metrics::default(), None);
+    assert_eq!(Config { devices: Vec::new(), classes: Rules::default(), metrics, otlp, ..config }, Config::default());
     // The shipped rules are in it too, to be read.
     let shipped: String = include_str!("../classify/rules.toml")
         .lines()
@@ -31,7 +33,7 @@ fn example_shows_the_defaults() {
     let nvml = ["enabled", "library", "timeout"];
     let rules = ["name", "class", "exe", "unit", "uid", "comm", "image", "container", "pod", "namespace"];
     let journal = ["enabled", "max_age", "max_size", "environment", "heartbeat", "memory_period"];
-    for key in keys.into_iter().chain(nvml).chain(journal).chain(["listen"]).chain(rules) {
+    for key in keys.into_iter().chain(nvml).chain(journal).chain(["listen", "endpoint", "headers"]).chain(rules) {
         assert!(live.lines().any(|line| line.starts_with(&format!("{key} ="))), "{key} is not documented");
     }
 }
@@ -72,6 +74,11 @@ fn mistakes_are_one_sentence_with_the_line() {
         ),
         ("[metrics]\nlisten = \"127.0.0.1:99999\"".to_owned(), "c.toml:2: `127.0.0.1:99999` is not an address"),
         ("[metrics]\nport = 1".to_owned(), "c.toml:2: unknown field `port`"),
+        ("[otlp]\nendpoint = \"https://x\"".to_owned(), "c.toml:2: `https://x` wants TLS, which a collector"),
+        ("[otlp]\nendpoint = \"x:4318\"".to_owned(), "c.toml:2: `x:4318` is not an address such as http://"),
+        ("[otlp]\nendpoint = \"http://a:b@x:4318\"".to_owned(), "c.toml:2: `http://a:b@x:4318` is not an address such"),
+        ("[otlp]\nheaders = { a = \"b\\u0007\" }".to_owned(), "c.toml:2: a header has a name and a value of printable"),
+        ("[otlp]\nheaders = { \"a b\" = \"c\" }".to_owned(), "c.toml:1: [otlp] `a b` is not the name of a header"),
         ("x = [".to_owned(), "c.toml:1: "),
         ("[[device]]\nkind = \"gpu\"".to_owned(), "c.toml:2: unknown variant `gpu`, expected `standin`"),
         ("\n[[device]]\nkind = \"standin\"".to_owned(), "c.toml:2: missing field `major`"),

@@ -90,22 +90,33 @@ fn is_watchdog(thread: &Thread) -> bool {
 }
 
 /// By whichever launcher gave it.
-fn rank(row: &ProcessRow) -> Option<u32> {
+pub(crate) fn rank(row: &ProcessRow) -> Option<u32> {
     ["RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID"]
         .iter()
         .find_map(|name| row.env.get(*name)?.parse().ok())
+}
+
+/// By its cgroup, or by what it was given.
+pub(crate) fn slurm_job(row: &ProcessRow) -> Option<&str> {
+    row.place.slurm_job.as_deref().or_else(|| row.env.get("SLURM_JOB_ID").map(String::as_str))
+}
+
+/// Ranks that meet at one place are one job: `10.0.0.7:29500, 8 ranks`.
+pub(crate) fn rank_set(row: &ProcessRow) -> Option<String> {
+    let (address, port) = (row.env.get("MASTER_ADDR")?, row.env.get("MASTER_PORT")?);
+    let size = row.env.get("WORLD_SIZE").map_or("?", String::as_str);
+    Some(format!("{address}:{port}, {size} ranks"))
 }
 
 /// What ties it to others: the strongest there is.
 fn group(book: &Book<'_>, row: &ProcessRow) -> Group {
     let place = &row.place;
     let of = |by, name: &str| Group { by, name: name.to_owned() };
-    if let Some(job) = place.slurm_job.as_deref().or_else(|| row.env.get("SLURM_JOB_ID").map(String::as_str)) {
+    if let Some(job) = slurm_job(row) {
         return of(GroupBy::SlurmJob, job);
     }
-    if let (Some(address), Some(port)) = (row.env.get("MASTER_ADDR"), row.env.get("MASTER_PORT")) {
-        let size = row.env.get("WORLD_SIZE").map_or("?", String::as_str);
-        return of(GroupBy::RankSet, &format!("{address}:{port}, {size} ranks"));
+    if let Some(ranks) = rank_set(row) {
+        return of(GroupBy::RankSet, &ranks);
     }
     if let Some(pod) = place.pod_name.as_deref().or(place.pod.as_deref()) {
         return of(GroupBy::Pod, pod);

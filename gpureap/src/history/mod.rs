@@ -6,7 +6,7 @@ pub mod death;
 pub mod event;
 mod family;
 pub mod html;
-mod incident;
+pub(crate) mod incident;
 pub mod kmsg;
 pub mod line;
 pub mod replay;

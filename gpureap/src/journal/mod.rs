@@ -4,6 +4,7 @@
 //! One thread writes ([`thread::Journal`]), so that a slow disk stops nobody else; anyone who may read the file reads it
 //! ([`reader`]) meanwhile. A damaged file is moved aside and a new one begun.
 
+pub mod export;
 mod file;
 pub mod reader;
 mod retention;

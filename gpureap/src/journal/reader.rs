@@ -111,8 +111,8 @@ pub fn events(
     Ok(())
 }
 
-struct Reader {
-    connection: Connection,
+pub(super) struct Reader {
+    pub(super) connection: Connection,
     name: String,
 }
 
@@ -128,7 +128,7 @@ fn failure(error: &Error) -> anyhow::Error {
 }
 
 impl Reader {
-    fn open(path: &Path) -> anyhow::Result<Self> {
+    pub(super) fn open(path: &Path) -> anyhow::Result<Self> {
         let name = path.display().to_string();
         let none = || Failure::unsupported(format!("there is no journal at {name}: no daemon has recorded there"));
         let not_permitted = || Failure::not_permitted(format!("you may not read {name}: run as root"));
@@ -179,7 +179,7 @@ impl Reader {
         }
     }
 
-    fn of<T>(&self, result: rusqlite::Result<T>) -> anyhow::Result<T> {
+    pub(super) fn of<T>(&self, result: rusqlite::Result<T>) -> anyhow::Result<T> {
         result.map_err(|error| failure(&Error::of(&self.name, &error)))
     }
 

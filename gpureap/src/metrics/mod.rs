@@ -23,7 +23,9 @@ use prometheus_client::{
 use serde::Serialize;
 
 use self::look::{DeviceNumbers, Look, MapNumbers};
-use crate::{history::rows::Cause, journal::Status, model::Backend, out::words::word, reap::report::Outcome};
+use crate::{
+    history::rows::Cause, journal::Status, model::Backend, otlp::Cursor, out::words::word, reap::report::Outcome,
+};
 
 pub use prometheus_text::CONTENT_TYPE;
 
@@ -42,6 +44,9 @@ pub const ACTS: [&str; 3] = ["SIGTERM", "SIGKILL", "unit-stop"];
 pub const REASONS: [&str; 3] = ["period", "loss", "devices"];
 /// Losses outside of the kernel's maps; those of the maps have the names of their counters.
 pub const LOST_ELSEWHERE: [&str; 3] = ["recorder", "kernel_log", "journal"];
+
+/// Why something is never sent: the receiver refused it, retention or another journal took its place.
+pub const UNSENT: [&str; 3] = ["rejected", "retention", "replaced"];
 
 type Labels = Vec<(&'static str, String)>;
 type Seconds = Gauge<f64, AtomicU64>;
@@ -71,6 +76,10 @@ pub struct Metrics {
     journal_errors: Counter,
     journal_size: Gauge,
     journal_files: Counter,
+    otlp_records: Counter,
+    otlp_lost: Family<Labels, Counter>,
+    otlp_errors: Counter,
+    otlp_behind: Gauge,
 }
 
 impl fmt::Debug for Metrics {
@@ -128,6 +137,10 @@ impl Metrics {
             journal_errors: Counter::default(),
             journal_size: Gauge::default(),
             journal_files: Counter::default(),
+            otlp_records: Counter::default(),
+            otlp_lost: Family::default(),
+            otlp_errors: Counter::default(),
+            otlp_behind: Gauge::default(),
             registry: Registry::default(),
         };
         let mut add = Adder(&mut registry);
@@ -160,6 +173,10 @@ impl Metrics {
         add.one("journal_errors", "Failed attempts to open or write the journal", &metrics.journal_errors);
         add.one("journal_size_bytes", "Size of the journal with its log", &metrics.journal_size);
         add.one("journal_restarts", "Journals begun anew after the first", &metrics.journal_files);
+        add.one("otlp_records", "Log records that the receiver has taken", &metrics.otlp_records);
+        add.one("otlp_lost", "What was not sent and never will be, by reason", &metrics.otlp_lost);
+        add.one("otlp_errors", "Failed attempts to send", &metrics.otlp_errors);
+        add.one("otlp_backlog_events", "Events of the journal that were not looked at yet", &metrics.otlp_behind);
         metrics.registry = registry;
 
         build.get_or_create(&one("version", env!("CARGO_PKG_VERSION"))).set(1);
@@ -167,6 +184,7 @@ impl Metrics {
         probes.get_or_create(&set).set(1);
         started.set(Timestamp::now().as_nanosecond() as f64 / 1e9);
         zeros(&metrics.lost, "kind", LOST_ELSEWHERE.map(str::to_owned));
+        zeros(&metrics.otlp_lost, "reason", UNSENT.map(str::to_owned));
         zeros(&metrics.resyncs, "reason", REASONS.map(str::to_owned));
         zeros(&metrics.deaths, "cause", words(&CAUSES));
         zeros(&metrics.signals, "signal", ACTS.map(str::to_owned));
@@ -222,6 +240,20 @@ impl Metrics {
         follow(&self.journal_errors, *errors);
         self.journal_size.set(*size_bytes as i64);
         follow(&self.journal_files, *restarts);
+    }
+
+    /// As the cursor on the disk has it, over restarts.
+    pub fn otlp(&self, cursor: &Cursor, behind: u64) {
+        let Cursor { position: _, sent, rejected, gone, replaced } = cursor;
+        follow(&self.otlp_records, *sent);
+        for (reason, total) in UNSENT.iter().zip([rejected, gone, replaced]) {
+            follow(&self.otlp_lost.get_or_create(&one("reason", *reason)), *total);
+        }
+        self.otlp_behind.set(behind as i64);
+    }
+
+    pub fn otlp_failed(&self) {
+        self.otlp_errors.inc();
     }
 
     /// Records that the recorder had no room for, since it began.

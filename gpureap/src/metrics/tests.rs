@@ -219,7 +219,7 @@ fn the_page_lists_every_metric_as_it_is() {
     assert_eq!(listed, told);
     // The values of labels are told too.
     let kinds = gpureap_common::counter::LOSSES.map(|index| gpureap_common::counter::NAMES[index as usize]);
-    let words = kinds.into_iter().chain(ACTS).chain(REASONS).chain(LOST_ELSEWHERE).map(str::to_owned);
+    let words = kinds.into_iter().chain(ACTS).chain(REASONS).chain(LOST_ELSEWHERE).chain(UNSENT).map(str::to_owned);
     for value in words.chain(super::words(&CAUSES)).chain(super::words(&OUTCOMES)) {
         assert!(PAGE.contains(&format!("`{value}`")), "{value} is not on the page");
     }

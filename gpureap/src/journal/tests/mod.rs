@@ -1,4 +1,5 @@
 mod damage;
+mod export;
 mod killed;
 mod page;
 mod place;
