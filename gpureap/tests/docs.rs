@@ -68,7 +68,7 @@ fn joined(text: &str) -> Vec<String> {
 /// The words of every call of gpureap in a line of shell. A variable stands for a number.
 fn calls(line: &str) -> Vec<Vec<String>> {
     let mut calls = Vec::new();
-    let mut plain = unbraced(line).replace("\"$@\"", "");
+    let mut plain = unbraced(line).replace("\"$@\"", "").replace("2>&1", "").replace(" 2>", " >");
     // From the inside out.
     while let Some(begin) = plain.rfind("$(") {
         let end = plain[begin..].find(')').map_or(plain.len(), |length| begin + length);
