@@ -1,5 +1,7 @@
 //! The command line. Help, completions and man pages all come from here.
 
+mod help;
+
 use std::{
     ffi::{OsStr, OsString},
     path::PathBuf,
@@ -13,6 +15,7 @@ use clap::{
 };
 use jiff::Timestamp;
 
+use self::help::{BLOCKERS_HELP, CHECK_HELP, FENCE_HELP, REAP_HELP, REPORT_HELP, TOP_HELP, WAIT_HELP};
 use crate::{
     blockers::Operation,
     choose::wish::{self, SlurmJob, Variable},
@@ -178,80 +181,6 @@ pub enum Command {
     Man(ManArgs),
 }
 
-const REAP_HELP: &str = "\
-Example:
-  gpureap reap --gpu 0 --dry-run
-  gpureap reap --gpu 0 --grace 30s --yes
-  gpureap reap --gpu 0 --fence --scope tree --yes
-  gpureap reap --slurm-job 4711 --yes
-  gpureap reap --tree-of 1234 --env WORLD_SIZE=8 --dry-run
-  gpureap reap --include-protected dcgm --yes
-  gpureap reap --now --yes
-
-Exit codes:
-  0 free, verified; 3 still held; 4 held by a process that cannot be killed; 5 held only by protected processes;
-  6 no process left but a kernel reference remains; 7 not permitted; 8 this host cannot do it";
-
-const REPORT_HELP: &str = "\
-Example:
-  gpureap report
-  gpureap report --since 2h --gpu 0
-  gpureap report --at 2026-12-01T03:14
-  gpureap report --boot -1
-  gpureap report --since 1d --html incident.html
-  gpureap report --journal node1.db node2.db --json
-
-Times are UTC; 2h means two hours ago.";
-
-const BLOCKERS_HELP: &str = "\
-Example:
-  gpureap blockers --for reset --gpu 0
-  gpureap blockers --for unload --json
-
-Exit codes:
-  0 nothing is in the way; 3 jobs are; 5 only monitors and services; 6 only modules, settings or files without a process;
-  7 too little may be seen to say; 8 this host has no NVIDIA driver";
-
-const CHECK_HELP: &str = "\
-Example:
-  gpureap check
-  gpureap check --free --gpu 0 --gpu 1 --except-slurm-job 41,42
-  gpureap check --orphans --xids 1h --daemon --max-bytes 80
-
-Without --free and --orphans only processes count that were told to die and do not.
-
-Exit codes:
-  0 nothing found; 3 held by a job (--free, --orphans); 4 held by a process that cannot be killed; 6 an Xid of the hardware or
-  the driver (--xids); 7 too little may be seen to say; 8 this host cannot do it, or no daemon runs (--daemon)";
-
-const FENCE_HELP: &str = "\
-Example:
-  gpureap fence --gpu 0 --ttl 10m
-  gpureap fence --exempt-cgroup nvidia-dcgm.service --exempt-pid 812
-  gpureap fence --list
-
-Opens fail with EPERM for everybody, root and containers included, but not for the exempt. access(2) for reading or
-writing fails too; stat(2) and making a node do not. The fence stays when this command ends, and it ends by itself
-when its time is over. A GPU that is fenced already gets the new time; the exempt are added.";
-
-const WAIT_HELP: &str = "\
-Example:
-  gpureap wait --gpu 0
-  gpureap wait --gpu 0 --timeout 5m --json
-  gpureap wait --match any --ignore-monitors --timeout 1m
-
-Exit codes:
-  0 free, verified; when the time is up: 3 still held, 4 held by a process that SIGKILL does not end, 5 held only by
-  monitors and protected processes, 6 no process left but a kernel reference remains; 7 not permitted to see who holds;
-  8 this host cannot do it";
-
-const TOP_HELP: &str = "\
-Example:
-  gpureap top
-  gpureap top --gpu 0 --older-than 12h
-
-Press ? for the keys. What kills or fences asks first.";
-
 /// Which devices and processes.
 #[derive(Clone, Debug, Default, Args)]
 #[command(next_help_heading = "Choosing")]
@@ -295,6 +224,13 @@ pub struct Choosing {
     /// Processes that started at least so long ago: 90s, 12h, 3d
     #[arg(long, value_name = "TIME", value_parser = duration)]
     pub older_than: Option<Duration>,
+}
+
+impl Choosing {
+    /// The default of `--match` follows `--gpu`: on GPU 1, a job that works on GPU 0 holds handles too.
+    fn matching(&self, wish: Option<Match>) -> Match {
+        wish.unwrap_or(if self.gpu.is_empty() { Match::Any } else { Match::Attached })
+    }
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Args)]
@@ -408,9 +344,8 @@ impl ReapArgs {
         if self.now { Signal::Kill } else { Signal::Term }
     }
 
-    /// The default of `--match` follows `--gpu`: on GPU 1, a job that works on GPU 0 holds handles too.
     pub fn matching(&self) -> Match {
-        self.matching.unwrap_or(if self.choosing.gpu.is_empty() { Match::Any } else { Match::Attached })
+        self.choosing.matching(self.matching)
     }
 }
 
@@ -458,9 +393,8 @@ pub struct CheckArgs {
 }
 
 impl CheckArgs {
-    /// As for `reap`.
     pub fn matching(&self) -> Match {
-        self.matching.unwrap_or(if self.choosing.gpu.is_empty() { Match::Any } else { Match::Attached })
+        self.choosing.matching(self.matching)
     }
 }
 
@@ -587,9 +521,9 @@ pub struct UnfenceArgs {
 }
 
 impl WaitArgs {
-    /// As for `reap`: what it would end is what is waited for.
+    /// What `reap` would end is what is waited for.
     pub fn matching(&self) -> Match {
-        self.matching.unwrap_or(if self.choosing.gpu.is_empty() { Match::Any } else { Match::Attached })
+        self.choosing.matching(self.matching)
     }
 }
 

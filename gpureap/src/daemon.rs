@@ -218,9 +218,8 @@ impl Daemon<'_> {
                 _ = hangup.recv() => self.follow_driver(true)?,
                 _ = loss_poll.tick() => {
                     self.heal()?;
-                    let before = self.fence.denied();
                     self.fence.look(self.config, &self.devices);
-                    self.metrics.fence_denied(self.fence.denied() - before);
+                    self.metrics.fence_denied(self.fence.denied());
                 }
                 _ = sweep.tick() => {
                     self.follow_driver(false)?;

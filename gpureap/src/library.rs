@@ -240,7 +240,7 @@ impl<'a> Reaper<'a> {
         if devices.is_empty() {
             return Err(Failure::no_device(note.as_deref()).into());
         }
-        reap::carry_out(args, self.config, &devices, eyes.as_ref(), note, &|_| Ok(true))
+        reap::carry_out(args, self.config, &devices, eyes.as_ref(), note, None)
     }
 }
 

@@ -1,8 +1,5 @@
 use super::*;
-use crate::{
-    holders::report::{Origin, SCHEMA as HOLDERS},
-    model::Source,
-};
+use crate::{holders::report::SCHEMA as HOLDERS, model::Source};
 
 fn held(node: &str, role: Role) -> HeldReport {
     HeldReport {
@@ -17,39 +14,7 @@ fn held(node: &str, role: Role) -> HeldReport {
 }
 
 fn holder(pid: u32, class: Class, devices: Vec<HeldReport>) -> HolderReport {
-    HolderReport {
-        pid,
-        start_ns: u64::from(pid) * 1_000_000_000,
-        nspids: vec![pid],
-        state: Some('S'),
-        comm: "python3".to_owned(),
-        argv: Vec::new(),
-        exe: None,
-        exe_deleted: false,
-        uid: Some(1000),
-        user: Some("alice".to_owned()),
-        class,
-        class_rule: "default".to_owned(),
-        cgroup: None,
-        unit: None,
-        container: None,
-        container_name: None,
-        image: None,
-        slurm_job: None,
-        slurm_step: None,
-        pod: None,
-        pod_name: None,
-        pod_namespace: None,
-        parent: None,
-        lineage: Vec::new(),
-        lineage_cut: false,
-        orphan_of: None,
-        threads: Vec::new(),
-        private_tids: BTreeSet::new(),
-        devices,
-        how: BTreeSet::new(),
-        origin: Origin::Traced,
-    }
+    HolderReport { start_ns: u64::from(pid) * 1_000_000_000, class, ..HolderReport::sample(pid, devices) }
 }
 
 fn seen(holders: Vec<HolderReport>) -> HoldersReport {

@@ -13,7 +13,7 @@ use crate::{
     config::Config,
     gpu::devices::Devices,
     model::{ProcKey, Slot},
-    out::{sanitize::escape, words::plural},
+    out::{complaint::Complaint, sanitize::escape, words::plural},
 };
 
 /// Between two lines about the same kind of trier.
@@ -102,7 +102,7 @@ pub struct FenceWatch {
     pinned: Option<Pinned>,
     total: u64,
     watch: Watch,
-    complaint: Option<String>,
+    complaint: Complaint,
     /// Refused opens of all fences that were seen.
     denied: u64,
 }
@@ -116,12 +116,11 @@ impl FenceWatch {
     /// One look: two or three system calls while nobody tries.
     pub fn look(&mut self, config: &Config, devices: &Devices) {
         match self.try_look(config, devices) {
-            Ok(()) => self.complaint = None,
+            Ok(()) => drop(self.complaint.end()),
             Err(error) => {
-                let complaint = format!("{error:#}");
-                if self.complaint.as_ref() != Some(&complaint) {
-                    tracing::warn!("fence: {complaint}");
-                    self.complaint = Some(complaint);
+                let reason = format!("{error:#}");
+                if self.complaint.is_news(&reason) {
+                    tracing::warn!("fence: {reason}");
                 }
             }
         }
@@ -129,7 +128,7 @@ impl FenceWatch {
 
     fn try_look(&mut self, config: &Config, devices: &Devices) -> anyhow::Result<()> {
         if self.pinned.as_ref().is_none_or(|pinned| !pinned.is_current(config)) {
-            *self = Self { complaint: self.complaint.take(), denied: self.denied, ..Self::default() };
+            *self = Self { complaint: std::mem::take(&mut self.complaint), denied: self.denied, ..Self::default() };
             self.pinned = Pinned::open(config)?;
         }
         let Some(pinned) = &self.pinned else {

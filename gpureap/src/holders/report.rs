@@ -101,6 +101,46 @@ pub struct HolderReport {
     pub origin: Origin,
 }
 
+#[cfg(test)]
+impl HolderReport {
+    /// A job of alice, with nothing more known of it, for tests to say the rest.
+    pub(crate) fn sample(pid: u32, devices: Vec<HeldReport>) -> Self {
+        Self {
+            pid,
+            start_ns: 1,
+            nspids: vec![pid],
+            state: Some('S'),
+            comm: "python3".to_owned(),
+            argv: Vec::new(),
+            exe: None,
+            exe_deleted: false,
+            uid: Some(1000),
+            user: Some("alice".to_owned()),
+            class: Class::Job,
+            class_rule: "default".to_owned(),
+            cgroup: None,
+            unit: None,
+            container: None,
+            container_name: None,
+            image: None,
+            slurm_job: None,
+            slurm_step: None,
+            pod: None,
+            pod_name: None,
+            pod_namespace: None,
+            parent: None,
+            lineage: Vec::new(),
+            lineage_cut: false,
+            orphan_of: None,
+            threads: Vec::new(),
+            private_tids: BTreeSet::new(),
+            devices,
+            how: BTreeSet::new(),
+            origin: Origin::Traced,
+        }
+    }
+}
+
 /// Whether its beginning was seen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]

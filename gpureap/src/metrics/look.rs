@@ -14,7 +14,7 @@ use crate::{
     config::Config,
     gpu::devices::Devices,
     model::{Device, Eyes as _, View},
-    out::words::word,
+    out::{complaint::Complaint, words::word},
     reap::report::Count,
 };
 
@@ -113,13 +113,12 @@ pub fn numbers_of(view: &View, devices: &[Device]) -> Vec<DeviceNumbers> {
 pub struct Looker {
     config: Config,
     eyes: Option<KernelEyes>,
-    /// So that a reason is told once.
-    complaint: Option<String>,
+    complaint: Complaint,
 }
 
 impl Looker {
     pub const fn new(config: Config) -> Self {
-        Self { config, eyes: None, complaint: None }
+        Self { config, eyes: None, complaint: Complaint::none() }
     }
 
     /// The devices are others than before.
@@ -130,14 +129,13 @@ impl Looker {
     pub fn look(&mut self, devices: &Devices) -> Option<Look> {
         match self.try_look(devices) {
             Ok(look) => {
-                self.complaint = None;
+                self.complaint.end();
                 Some(look)
             }
             Err(error) => {
-                let complaint = format!("{error:#}");
-                if self.complaint.as_ref() != Some(&complaint) {
-                    tracing::warn!("metrics: nobody can look: {complaint}");
-                    self.complaint = Some(complaint);
+                let reason = format!("{error:#}");
+                if self.complaint.is_news(&reason) {
+                    tracing::warn!("metrics: nobody can look: {reason}");
                 }
                 self.eyes = None;
                 None

@@ -108,77 +108,57 @@ fn words<T: Serialize>(values: &[T]) -> impl Iterator<Item = String> {
     values.iter().map(word)
 }
 
+fn register<M: Metric + Clone + Default>(registry: &mut Registry, name: &str, help: &str) -> M {
+    register_as(registry, name, help, M::default())
+}
+
+fn register_as<M: Metric + Clone>(registry: &mut Registry, name: &str, help: &str, metric: M) -> M {
+    registry.register(name, help, metric.clone());
+    metric
+}
+
 impl Metrics {
     pub fn new(backend: Backend, adopted: bool) -> Self {
         let mut registry = Registry::with_prefix("gpureap");
-        let build = Family::<Labels, Gauge>::default();
-        let probes = Family::<Labels, Gauge>::default();
-        let started = Seconds::default();
-        let mut metrics = Self {
-            devices: Family::default(),
-            holders: Family::default(),
-            open_files: Family::default(),
-            orphan_files: Family::default(),
-            view_complete: Gauge::default(),
-            last_sweep: Seconds::default(),
-            look_errors: Counter::default(),
-            map_entries: Family::default(),
-            map_capacity: Family::default(),
-            lost: Family::default(),
-            resyncs: Family::default(),
-            corrections: Counter::default(),
-            fence_denials: Counter::default(),
-            deaths: Family::default(),
-            unkillable: Gauge::default(),
-            signals: Family::default(),
-            reaps: Family::default(),
-            time_to_free: Histogram::new(FREE_SECONDS),
-            journal_written: Counter::default(),
-            journal_errors: Counter::default(),
-            journal_size: Gauge::default(),
-            journal_files: Counter::default(),
-            otlp_records: Counter::default(),
-            otlp_lost: Family::default(),
-            otlp_errors: Counter::default(),
-            otlp_behind: Gauge::default(),
-            registry: Registry::default(),
+        let add = &mut registry;
+        let build: Family<Labels, Gauge> = register(add, "build_info", "1, with the version of the daemon");
+        let probes: Family<Labels, Gauge> =
+            register(add, "probe_set_info", "1, with the probe set and whether it was taken over from a daemon before");
+        let started: Seconds = register(add, "start_time_seconds", "When the daemon started, since 1970");
+        let metrics = Self {
+            devices: register(add, "device_info", "1 for each device that is traced, with what else is known of it"),
+            holders: register(add, "holders", "Processes that hold the device by a descriptor or a mapping"),
+            open_files: register(add, "open_files", "Open files of the device; absent where they cannot be counted"),
+            orphan_files: register(add, "orphan_files", "Open files of the device that no process refers to"),
+            unkillable: register(add, "unkillable_holders", "Holders that live 10 s after a SIGKILL"),
+            view_complete: register(add, "view_complete", "1 if the last look saw all that the probe set can see"),
+            last_sweep: register(add, "last_sweep_timestamp_seconds", "The last full walk of all tasks, since 1970"),
+            look_errors: register(add, "look_errors", "Looks at the kernel's maps that failed"),
+            map_entries: register(add, "map_entries", "Entries of the kernel's map, at most"),
+            map_capacity: register(add, "map_capacity", "Room for entries in the kernel's map"),
+            lost: register(add, "events_lost", "Events that were lost, by where"),
+            resyncs: register(add, "resyncs", "Comparisons of the maps with a full walk of all tasks, by reason"),
+            corrections: register(add, "resync_corrections", "What such comparisons corrected in the maps"),
+            fence_denials: register(add, "fence_denials", "Opens that the pinned fence refused"),
+            deaths: register(add, "deaths", "Holders that died, by cause, 10 s after their death"),
+            signals: register(add, "signals", "Signals of gpureap reap, and units that it stopped, by process"),
+            reaps: register(add, "reaps", "Reaps that ended, by outcome"),
+            time_to_free: register_as(
+                add,
+                "reap_time_to_free_seconds",
+                "From the first signal of a reap that freed its devices to the last of them being free",
+                Histogram::new(FREE_SECONDS),
+            ),
+            journal_written: register(add, "journal_records", "Records written to the journal"),
+            journal_errors: register(add, "journal_errors", "Failed attempts to open or write the journal"),
+            journal_size: register(add, "journal_size_bytes", "Size of the journal with its log"),
+            journal_files: register(add, "journal_restarts", "Journals begun anew after the first"),
+            otlp_records: register(add, "otlp_records", "Log records that the receiver has taken"),
+            otlp_lost: register(add, "otlp_lost", "What was not sent and never will be, by reason"),
+            otlp_errors: register(add, "otlp_errors", "Failed attempts to send"),
+            otlp_behind: register(add, "otlp_backlog_events", "Events of the journal that were not looked at yet"),
+            registry,
         };
-        let mut add = Adder(&mut registry);
-        add.one("build_info", "1, with the version of the daemon", &build);
-        add.one("probe_set_info", "1, with the probe set and whether it was taken over from a daemon before", &probes);
-        add.one("start_time_seconds", "When the daemon started, since 1970", &started);
-        add.one("device_info", "1 for each device that is traced, with what else is known of it", &metrics.devices);
-        add.one("holders", "Processes that hold the device by a descriptor or a mapping", &metrics.holders);
-        add.one("open_files", "Open files of the device; absent where they cannot be counted", &metrics.open_files);
-        add.one("orphan_files", "Open files of the device that no process refers to", &metrics.orphan_files);
-        add.one("unkillable_holders", "Holders that live 10 s after a SIGKILL", &metrics.unkillable);
-        add.one("view_complete", "1 if the last look saw all that the probe set can see", &metrics.view_complete);
-        add.one("last_sweep_timestamp_seconds", "The last full walk of all tasks, since 1970", &metrics.last_sweep);
-        add.one("look_errors", "Looks at the kernel's maps that failed", &metrics.look_errors);
-        add.one("map_entries", "Entries of the kernel's map, at most", &metrics.map_entries);
-        add.one("map_capacity", "Room for entries in the kernel's map", &metrics.map_capacity);
-        add.one("events_lost", "Events that were lost, by where", &metrics.lost);
-        add.one("resyncs", "Comparisons of the maps with a full walk of all tasks, by reason", &metrics.resyncs);
-        add.one("resync_corrections", "What such comparisons corrected in the maps", &metrics.corrections);
-        add.one("fence_denials", "Opens that the pinned fence refused", &metrics.fence_denials);
-        add.one("deaths", "Holders that died, by cause, 10 s after their death", &metrics.deaths);
-        add.one("signals", "Signals of gpureap reap, and units that it stopped, by process", &metrics.signals);
-        add.one("reaps", "Reaps that ended, by outcome", &metrics.reaps);
-        add.one(
-            "reap_time_to_free_seconds",
-            "From the first signal of a reap that freed its devices to the last of them being free",
-            &metrics.time_to_free,
-        );
-        add.one("journal_records", "Records written to the journal", &metrics.journal_written);
-        add.one("journal_errors", "Failed attempts to open or write the journal", &metrics.journal_errors);
-        add.one("journal_size_bytes", "Size of the journal with its log", &metrics.journal_size);
-        add.one("journal_restarts", "Journals begun anew after the first", &metrics.journal_files);
-        add.one("otlp_records", "Log records that the receiver has taken", &metrics.otlp_records);
-        add.one("otlp_lost", "What was not sent and never will be, by reason", &metrics.otlp_lost);
-        add.one("otlp_errors", "Failed attempts to send", &metrics.otlp_errors);
-        add.one("otlp_backlog_events", "Events of the journal that were not looked at yet", &metrics.otlp_behind);
-        metrics.registry = registry;
-
         build.get_or_create(&one("version", env!("CARGO_PKG_VERSION"))).set(1);
         let set = vec![("probe_set", word(&backend)), ("adopted", adopted.to_string())];
         probes.get_or_create(&set).set(1);
@@ -270,8 +250,9 @@ impl Metrics {
         self.corrections.inc_by(corrections as u64);
     }
 
-    pub fn fence_denied(&self, opens: u64) {
-        self.fence_denials.inc_by(opens);
+    /// Since the daemon began.
+    pub fn fence_denied(&self, total: u64) {
+        follow(&self.fence_denials, total);
     }
 
     pub fn died(&self, cause: Cause) {
@@ -298,13 +279,5 @@ impl Metrics {
         if let Some(seconds) = free_seconds.filter(|seconds| seconds.is_finite() && *seconds >= 0.0) {
             self.time_to_free.observe(seconds);
         }
-    }
-}
-
-struct Adder<'a>(&'a mut Registry);
-
-impl Adder<'_> {
-    fn one(&mut self, name: &'static str, help: &'static str, metric: &(impl Metric + Clone)) {
-        self.0.register(name, help, metric.clone());
     }
 }

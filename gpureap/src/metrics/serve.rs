@@ -29,7 +29,7 @@ use tokio::{
 };
 
 use super::{Metrics, look::Looker};
-use crate::{config::Config, gpu::devices::Devices, journal::Meter};
+use crate::{config::Config, gpu::devices::Devices, journal::Meter, out::complaint::Complaint};
 
 /// At a time. A server or two ask every few seconds; more wait in the kernel's queue until one has gone.
 const CLIENTS: usize = 16;
@@ -94,7 +94,7 @@ async fn serve(listen: SocketAddr, desk: Arc<Mutex<Desk>>) {
 
 /// An address may come later than the daemon, and a port may be somebody's for a while: tracing does not wait for either.
 async fn bind(listen: SocketAddr) -> TcpListener {
-    let mut told = None;
+    let mut complaint = Complaint::none();
     loop {
         match TcpListener::bind(listen).await {
             Ok(listener) => {
@@ -104,9 +104,8 @@ async fn bind(listen: SocketAddr) -> TcpListener {
             }
             Err(error) => {
                 let error = error.to_string();
-                if told.as_ref() != Some(&error) {
+                if complaint.is_news(&error) {
                     tracing::warn!("no metrics for now: {listen} cannot be listened on: {error}");
-                    told = Some(error);
                 }
             }
         }

@@ -26,6 +26,7 @@ use crate::{
     config::{Config, Otlp},
     journal::export::{self, Batch, Position},
     metrics::Metrics,
+    out::complaint::Complaint,
 };
 
 /// Beside the journal.
@@ -95,7 +96,7 @@ pub fn start(config: &Config, otlp: &Otlp, metrics: Arc<Metrics>) -> io::Result<
         metrics,
         since_ns: boottime_ns(),
         cursor: None,
-        complaint: None,
+        complaint: Complaint::none(),
     };
     std::thread::Builder::new().name("otlp".to_owned()).spawn(move || exporter.run())?;
     Ok(())
@@ -114,8 +115,7 @@ struct Exporter {
     metrics: Arc<Metrics>,
     since_ns: u64,
     cursor: Option<Cursor>,
-    /// So that a reason is told once.
-    complaint: Option<String>,
+    complaint: Complaint,
 }
 
 /// How long to wait after so many failures in a row. Daemons of many hosts that lost one receiver do not all come back at once.
@@ -131,7 +131,7 @@ impl Exporter {
         loop {
             match self.step() {
                 Ok(more) => {
-                    if self.complaint.take().is_some() {
+                    if self.complaint.end() {
                         tracing::info!("otlp: {} takes records again", self.sender.name());
                     }
                     failures = 0;
@@ -141,10 +141,9 @@ impl Exporter {
                 }
                 Err(error) => {
                     self.metrics.otlp_failed();
-                    let complaint = format!("{error:#}");
-                    if self.complaint.as_ref() != Some(&complaint) {
-                        tracing::warn!("otlp: {complaint}; what is recorded waits in the journal");
-                        self.complaint = Some(complaint);
+                    let reason = format!("{error:#}");
+                    if self.complaint.is_news(&reason) {
+                        tracing::warn!("otlp: {reason}; what is recorded waits in the journal");
                     }
                     failures += 1;
                     let asked = error.downcast_ref::<Later>().and_then(|later| later.after);

@@ -116,7 +116,7 @@ impl Place {
             metrics: Arc::new(Metrics::new(Backend::Gate, false)),
             since_ns: 0,
             cursor: None,
-            complaint: None,
+            complaint: Complaint::none(),
         }
     }
 

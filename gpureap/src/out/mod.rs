@@ -1,5 +1,6 @@
 //! The only module that prints. Results go to stdout, diagnostics to stderr; what comes from processes is escaped.
 
+pub mod complaint;
 pub mod json;
 pub mod sanitize;
 pub mod text;

@@ -38,9 +38,9 @@ pub fn of_environment(environment: &[u8]) -> Option<SlurmStep> {
 
 impl Place {
     /// Fills in what the cgroup does not tell. Where that names a job, it is right whatever the environment says.
-    pub fn or_job_of(&mut self, environment: impl FnOnce() -> Option<Vec<u8>>) {
+    pub fn or_job_of<E: AsRef<[u8]>>(&mut self, environment: impl FnOnce() -> Option<E>) {
         if self.slurm_job.is_none()
-            && let Some(SlurmStep { job, step }) = environment().and_then(|bytes| of_environment(&bytes))
+            && let Some(SlurmStep { job, step }) = environment().and_then(|bytes| of_environment(bytes.as_ref()))
         {
             self.slurm_job = Some(job);
             self.slurm_step = step;
@@ -91,7 +91,7 @@ mod tests {
             assert_eq!((place.slurm_job.as_deref(), place.slurm_step.as_deref()), (Some(job), step), "{cgroup}");
         }
         let mut place = Place::of("/");
-        place.or_job_of(|| None);
+        place.or_job_of(|| None::<Vec<u8>>);
         assert_eq!(place, Place::default());
     }
 }

@@ -78,6 +78,9 @@ pub enum Reaped {
     },
 }
 
+/// Whether a plan is to be carried out.
+pub type Ask<'a> = &'a dyn Fn(&Report) -> anyhow::Result<bool>;
+
 /// Puts how it ended into the record of signals: after it is told, as a disk may hang.
 pub fn remember(report: &Report, recorded: bool, config: &Config) {
     if let Some(ended) = Ended::of(report).filter(|_| recorded) {
@@ -134,13 +137,14 @@ pub fn reap(
     let first = args.first_signal();
     let ask = |plan: &Report| {
         let targets = plan.processes.len();
-        if targets == 0 || args.yes || !std::io::stdin().is_terminal() {
+        if targets == 0 {
             return Ok(true);
         }
         out::diagnostic_text(&text::plan(plan, first.name()));
         out::ask(&format!("send {first} to {targets} {}? [y/N] ", plural(targets, "process", "processes")))
     };
-    match carry_out(args, config, devices, eyes, note, &ask)? {
+    let asks = !args.yes && std::io::stdin().is_terminal();
+    match carry_out(args, config, devices, eyes, note, if asks { Some(&ask) } else { None })? {
         Reaped::Planned(plan) => {
             print(args, &plan, || text::plan(&plan, first.name()))?;
             Ok(Exit::Done)
@@ -157,14 +161,14 @@ pub fn reap(
     }
 }
 
-/// The same without a word; `ask` decides on the plan.
+/// The same without a word; `ask`, where there is one, decides on the plan.
 pub fn carry_out(
     args: &ReapArgs,
     config: &Config,
     devices: &Devices,
     eyes: &dyn Eyes,
     note: Option<String>,
-    ask: &dyn Fn(&Report) -> anyhow::Result<bool>,
+    ask: Option<Ask<'_>>,
 ) -> anyhow::Result<Reaped> {
     rights::require_own_proc(&config.paths.proc)?;
     let mut signaller = Pidfds::new();
@@ -231,12 +235,17 @@ pub fn carry_out(
         scene,
     };
     let planned = reaper.plan(view, &subjects);
-    let mut preview = reaper.dry_run(&planned);
-    preview.notes.extend(note.iter().chain(&filter_notes).cloned());
+    let preview = || {
+        let mut preview = reaper.dry_run(&planned);
+        preview.notes.extend(note.iter().chain(&filter_notes).cloned());
+        preview
+    };
     if args.dry_run {
-        return Ok(Reaped::Planned(preview));
+        return Ok(Reaped::Planned(preview()));
     }
-    if !ask(&preview)? {
+    if let Some(ask) = ask
+        && !ask(&preview())?
+    {
         return Ok(Reaped::Declined);
     }
     let rungs = Rungs { now: args.now, grace: args.grace, timeout: args.timeout };

@@ -20,10 +20,7 @@ use crate::{
         rows::{Key, Place, Thread},
     },
     model::{Ancestor, LineageSource, ProcKey},
-    process::{
-        self, ContainerNames, Facts,
-        slurm::{self, SlurmStep},
-    },
+    process::{self, ContainerNames, Facts},
 };
 
 /// Requests that wait.
@@ -142,20 +139,17 @@ fn read(
     let proc = &config.paths.proc;
     let own = ProcKey::from(key);
     let known = lineage.lookup(own);
-    let facts = Facts::read(proc, key.pid, key.start_ns);
+    let mut facts = Facts::read(proc, key.pid, key.start_ns);
     if known.is_none() && facts.is_none() {
         return Vec::new();
+    }
+    let environment = facts.as_ref().and_then(|facts| facts.environment(proc)).unwrap_or_default();
+    if let Some(facts) = &mut facts {
+        facts.place.or_job_of(|| Some(&environment));
     }
     let mut process = describe(own, known.as_ref(), facts.as_ref(), classifier);
     if let Some(facts) = &facts {
         process.threads = facts.threads(proc).into_iter().map(thread).collect();
-        let environment = facts.environment(proc).unwrap_or_default();
-        if process.place.slurm_job.is_none()
-            && let Some(SlurmStep { job, step }) = slurm::of_environment(&environment)
-        {
-            process.place.slurm_job = Some(job);
-            process.place.slurm_step = step;
-        }
         process.env = chosen(&environment, &|name| config.journal.keeps(name));
     }
     process.parent = process.parent.or_else(|| living_parent(proc, facts.as_ref()));

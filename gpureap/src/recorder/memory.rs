@@ -20,6 +20,7 @@ use crate::{
         nvml::{Gpu, NvmlChild, NvmlTrouble, Snapshot},
     },
     history::event::{Memory, ProcessMemory, What},
+    out::complaint::Complaint,
 };
 
 /// How long a child may take to end.
@@ -35,7 +36,7 @@ pub(super) fn sample(
 ) -> std::io::Result<()> {
     let nvml = config.nvml.clone();
     thread::Builder::new().name("memory".to_owned()).spawn(move || {
-        let mut told = None;
+        let mut complaint = Complaint::none();
         loop {
             thread::sleep(period);
             if !held.load(Ordering::Relaxed) {
@@ -43,7 +44,7 @@ pub(super) fn sample(
             }
             match ask(&nvml) {
                 Ok(snapshot) => {
-                    told = None;
+                    complaint.end();
                     for memory in events(&snapshot, &devices) {
                         let Some(out) = out.upgrade() else { return };
                         if out.blocking_send(Input::What(None, Box::new(What::Memory(memory)))).is_err() {
@@ -51,12 +52,12 @@ pub(super) fn sample(
                         }
                     }
                 }
-                // Once for each reason: it is the same the next time.
-                Err(trouble) if told.as_ref() != Some(&trouble) => {
-                    tracing::warn!("no samples of device memory: {trouble}");
-                    told = Some(trouble);
+                Err(trouble) => {
+                    let reason = trouble.to_string();
+                    if complaint.is_news(&reason) {
+                        tracing::warn!("no samples of device memory: {reason}");
+                    }
                 }
-                Err(_) => {}
             }
             if out.upgrade().is_none() {
                 return;

@@ -145,37 +145,13 @@ mod tests {
     fn holder(pid: u32, user: &str, argv: &[&str], devices: Vec<HeldReport>) -> HolderReport {
         let argv: Vec<String> = argv.iter().map(|word| (*word).to_owned()).collect();
         HolderReport {
-            pid,
             start_ns: u64::from(pid / 100),
-            nspids: vec![pid],
-            state: Some('S'),
             comm: argv[0].rsplit('/').next().unwrap().to_owned(),
             argv,
-            exe: None,
-            exe_deleted: false,
-            uid: Some(1000),
             user: Some(user.to_owned()),
-            class: Class::Job,
-            class_rule: "default".to_owned(),
-            cgroup: None,
-            unit: None,
-            container: None,
-            container_name: None,
-            image: None,
-            slurm_job: None,
-            slurm_step: None,
-            pod: None,
-            pod_name: None,
-            pod_namespace: None,
             parent: Some(crate::holders::report::ProcessName { pid: 4000, start_ns: None, comm: "bash".to_owned() }),
-            lineage: Vec::new(),
-            lineage_cut: false,
-            orphan_of: None,
-            threads: Vec::new(),
-            private_tids: BTreeSet::new(),
-            devices,
             how: BTreeSet::from([How::Fd]),
-            origin: Origin::Traced,
+            ..HolderReport::sample(pid, devices)
         }
     }
 

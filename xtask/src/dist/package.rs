@@ -99,15 +99,8 @@ impl Stage {
         fs::write(at(&format!("{docs}/changelog.Debian"))?, stage.debian_changelog()?)?;
         fs::write(at(&format!("{docs}/third-party"))?, licences::third_party()?)?;
 
-        let packed = [docs, "usr/share/man/man1"].into_iter().flat_map(|directory| {
-            let inside = tree.join(directory);
-            match directory {
-                "usr/share/doc/gpureap" => {
-                    ["changelog", "changelog.Debian", "third-party"].map(|name| inside.join(name)).to_vec()
-                }
-                _ => with_extension(&inside, "1").unwrap_or_default(),
-            }
-        });
+        let mut packed = with_extension(&tree.join("usr/share/man/man1"), "1")?;
+        packed.extend(["changelog", "changelog.Debian", "third-party"].map(|name| tree.join(docs).join(name)));
         process::run(Command::new("gzip").args(["-9", "--no-name"]).args(packed))?;
         for entry in walkdir::WalkDir::new(&tree) {
             let entry = entry?;

@@ -13,7 +13,7 @@ use super::{
 use crate::{
     classify::Class,
     gpu::nvml::{Gpu, Mig, MigDevice, NvmlTrouble},
-    holders::report::{HeldReport, Origin, ProcessName},
+    holders::report::{HeldReport, ProcessName},
     model::How,
 };
 
@@ -72,37 +72,13 @@ fn holder(pid: u32, nodes: &[&str]) -> HolderReport {
         last_open: None,
     };
     HolderReport {
-        pid,
-        start_ns: 1,
-        nspids: vec![pid],
-        state: Some('S'),
-        comm: "python3".to_owned(),
         argv: vec!["python3".to_owned(), "train.py".to_owned()],
         exe: Some("/home/u/venv/bin/python3".to_owned()),
-        exe_deleted: false,
-        uid: Some(1000),
         user: Some("u".to_owned()),
-        class: Class::Job,
-        class_rule: "default".to_owned(),
         cgroup: Some("/user.slice/user-1000.slice/session-3.scope".to_owned()),
         unit: Some("session-3.scope".to_owned()),
-        container: None,
-        container_name: None,
-        image: None,
-        slurm_job: None,
-        slurm_step: None,
-        pod: None,
-        pod_name: None,
-        pod_namespace: None,
-        parent: None,
-        lineage: Vec::new(),
-        lineage_cut: false,
-        orphan_of: None,
-        threads: Vec::new(),
-        private_tids: BTreeSet::new(),
-        devices: nodes.iter().map(held).collect(),
         how: [How::Fd].into(),
-        origin: Origin::Traced,
+        ..HolderReport::sample(pid, nodes.iter().map(held).collect())
     }
 }
 
